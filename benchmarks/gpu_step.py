@@ -51,7 +51,7 @@ from paddock.estimate.counts import Work as Counted
 from paddock.estimate.job import job
 from paddock.loading.load import load
 from paddock.rollouts.batch import with_responses
-from paddock.rollouts.episode import one_turn
+from paddock.rollouts.episode import Episode, continued
 from paddock.trainer.reinforcement import train
 from paddock.workers.policy import Policy
 from paddock.workers.rank import rollout_engine
@@ -186,7 +186,7 @@ class Bench:
         """|log-prob of the rollout - log-prob of the trainer|, over at most 256 responses."""
         asked = {number: prompt for prompt in prompts for number in prompt.rows}
         row = PromptRow(0, 0, [], "", "", None, {}, "")
-        episodes = [one_turn(one, row, asked[one.row], version=0) for one in found]
+        episodes = [continued(Episode(one.row, row, asked[one.row], [], done=False), one, version=0) for one in found]
         batch = with_responses(batch_of(prompts), episodes, 0).rows(torch.arange(min(256, len(found))))
         trainer = Policy(engine, config).log_probs(batch)
         differences = (trainer - batch.need("rollout_log_probs"))[batch.need("mask") == 1].abs()

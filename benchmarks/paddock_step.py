@@ -47,7 +47,7 @@ def arguments(work: Work) -> list[str]:
 
 def main() -> None:
     work, clock = Work.read(sys.argv[1]), Clock()
-    clock.time(Collector, "respond", "generation")
+    clock.time(Collector, "drawn_by", "generation")
     clock.time(Collector, "score_drawn", "reward")
     clock.time(SingleBackend, "outputs", "forward")
     clock.time(Policy, "learn", "update")

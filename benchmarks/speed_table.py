@@ -47,7 +47,7 @@ from gpu_step import SHAPES, config_of
 
 import paddock
 from paddock.core.device import peak_memory, reset_peak_memory
-from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine
+from paddock.engines.rollout.base import Completion, Request, RolloutEngine
 from paddock.estimate.counts import Work
 from paddock.estimate.duration import duration
 from paddock.estimate.job import job
@@ -128,17 +128,17 @@ def does(peer: str, row: Row) -> bool:
 @contextmanager
 def limited(limits: list[int]) -> Iterator[None]:
     """Responses to the i-th prompt of a step end at `limits[i]` tokens."""
-    generate = RolloutEngine.generate
+    answer = RolloutEngine.answer
 
-    def shortened(self: RolloutEngine, prompts: list[Prompt], *args: Any, **kwargs: Any) -> list[Completion]:
-        own = [replace(prompt, max_tokens=limit) for prompt, limit in zip(prompts, limits, strict=True)]
-        return generate(self, own, *args, **kwargs)
+    def shortened(self: RolloutEngine, requests: list[Request], *args: Any, **kwargs: Any) -> list[Completion]:
+        own = [replace(request, limit=limit) for request, limit in zip(requests, limits, strict=True)]
+        return answer(self, own, *args, **kwargs)
 
-    RolloutEngine.generate = shortened  # type: ignore[method-assign]
+    RolloutEngine.answer = shortened  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RolloutEngine.generate = generate  # type: ignore[method-assign]
+        RolloutEngine.answer = answer  # type: ignore[method-assign]
 
 
 def measure(row: Row, model: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:

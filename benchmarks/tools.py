@@ -41,6 +41,7 @@ from paddock.models.fused import fuse
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversations import Clock
 from paddock.rollouts.environments import Environments, RowEnvironments
+from paddock.rollouts.episode import begun
 
 MOST_WARM_UP = 12  # rounds
 
@@ -156,7 +157,7 @@ class Bench:
         settled = False
         for number in itertools.count(1):
             environments.clock = Clock()
-            episodes = environments.run(engine, 0, rows, 1, sampling)
+            episodes = environments.run(engine, 0, begun(rows, 1, sampling.step), sampling)
             tokens = sum(len(span.tokens) for one in episodes for span in one.spans if span.log_probs)
             clock = environments.clock
             idle = engine.idle() if isinstance(engine, Timed) else clock.idle

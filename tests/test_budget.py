@@ -16,20 +16,20 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 32
-PLACES_OF_ERRORS = 361
-WORDS = {"found": 710, "told": 82, "one": 1555, "said": 210}
+PLACES_OF_ERRORS = 362
+WORDS = {"found": 701, "told": 81, "one": 1527, "said": 206}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
     "__main__.py": 7,
-    "algorithms": 1568,
+    "algorithms": 1583,
     "cli.py": 77,
-    "commands": 1438,
-    "config": 2276,
+    "commands": 1445,
+    "config": 2306,
     "core": 1802,
     "data": 4676,
     "doctor": 364,
-    "engines": 6955,
+    "engines": 7024,
     "environments": 3292,
     "errors.py": 50,
     "estimate": 1055,
@@ -38,17 +38,17 @@ LINES = {
     "help": 801,
     "kernels": 1797,
     "library": 922,
-    "loading": 2394,
-    "models": 4966,
+    "loading": 2444,
+    "models": 4967,
     "plan": 1104,
     "report": 593,
     "rewards": 3189,
-    "rollouts": 1553,
-    "runs": 1762,
+    "rollouts": 1890,
+    "runs": 1775,
     "sandbox": 3480,
-    "trainer": 2014,
-    "verl": 2544,
-    "workers": 2538,
+    "trainer": 2064,
+    "verl": 2564,
+    "workers": 2557,
 }
 
 

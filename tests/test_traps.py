@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tiny_models import tiny_batch, tiny_model
 from paddock.config.engine import OptimConfig
 from paddock.core.balance import needed_micro_batches, token_budget_micro_batches
 from paddock.core.masked import Denominators, aggregate
-from paddock.engines.rollout.base import Completion, OnDone, Prompt, Sampling
+from paddock.engines.rollout.base import Completion, Request
 from paddock.engines.rollout.embedded import engine as embedded
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.train.engine import Engine
@@ -31,10 +32,10 @@ class LightSleeper(EmbeddedEngine):
     asleep = False
     steps: list[int]
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+    def answer(self, requests: list[Request], *others: Any) -> list[Completion]:
         assert not self.asleep, "asked for responses while asleep"
-        self.steps.append(sampling.step)
-        found = super().generate(prompts, sampling, on_done)
+        self.steps.append(requests[0].step)
+        found = super().answer(requests, *others)
         super().sleep()
         return found
 

@@ -26,7 +26,7 @@ from transformers import (
 from paddock.core.batch import Batch
 from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, Prompt
-from paddock.rollouts.episode import Episode, one_turn
+from paddock.rollouts.episode import Episode, continued
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 PAD, EOS, BOS = 0, 1, 2
@@ -152,4 +152,7 @@ def one_turn_each(
     rows = [PromptRow(group, group, prompt.tokens, "", "", None, {}, f"row {group}", images=prompt.images)
             for group, prompt in zip(groups, prompts, strict=True)]  # fmt: skip
     asked = [own for own in zip(rows, prompts, strict=True) for _ in own[1].rows]
-    return [one_turn(one, *own, version) for one, own in zip(completions, asked, strict=True)]
+    return [
+        continued(Episode(one.row, *own, [], done=False), one, version)
+        for one, own in zip(completions, asked, strict=True)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paddock.config.schema import DataConfig
 from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
-from paddock.data.dataset import PromptDataset, PromptRow
+from paddock.data.dataset import PromptDataset
 from paddock.engines.rollout.base import RolloutEngine, Sampling
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
@@ -20,7 +20,7 @@ from paddock.loading import rules
 from paddock.models.adapters import Lora, attach
 from paddock.models.load import load_causal_lm
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.environments import Environments, roll_out
+from paddock.rollouts.environments import Environments, Sampler, roll_out
 from paddock.rollouts.episode import Episode
 from paddock.trainer.assembly import Assembly
 from paddock.workers.probe import sync
@@ -32,7 +32,7 @@ RESPONSES_AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
-class FrozenRollout:
+class FrozenRollout(Sampler):
     """Samples from a model that is not trained, and calls `answered` with the number of prompts of each call."""
 
     engine: RolloutEngine
@@ -40,12 +40,20 @@ class FrozenRollout:
     environments: Environments | None = None
     answered: Callable[[int], None] = lambda count: None
 
-    def episodes(
-        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    @property
+    def version(self) -> int:
+        return 0
+
+    def go_on(
+        self,
+        asked: list[Episode],
+        sampling: Sampling,
+        on_done: OnEpisodes | None = None,
+        until: Collection[int] | None = None,
     ) -> list[Episode]:
-        found = roll_out(self.engine, 0, rows, samples, sampling, on_done, self.environments)
-        self.answered(len(rows))
-        return found
+        episodes = roll_out(self.engine, self.version, asked, sampling, on_done, self.environments)
+        self.answered(len({episode.group for episode in asked}))
+        return episodes
 
     def over(self, parts: Assembly, dataset: PromptDataset, title: str, hands: bool = False) -> FrozenRollout:
         """Returns a rollout that answers the rows in their environments and moves a progress bar. It shows on a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -22,7 +22,6 @@ from paddock.data.loader import validation_batches
 from paddock.data.unscored import UnscoredDataset
 from paddock.errors import UserError
 from paddock.rollouts.collect import training_sampling
-from paddock.rollouts.environments import roll_out
 from paddock.rollouts.episode import Episode, tokens_of
 from paddock.rollouts.texts import texts_for_people
 from paddock.runs.samples import line_of
@@ -91,7 +90,7 @@ def answer(parts: Assembly, text: str) -> tuple[list[str], Summary]:
     environments = parts.environments(policy.stop_tokens)
     if environments:
         environments.prove(row)
-    episodes = roll_out(policy.engine, 0, [row], samples, sampling, environments=environments)
+    episodes = replace(policy, environments=environments).episodes([row], samples, sampling)
     seconds = time.perf_counter() - start
     texts = texts_for_people(episodes, partial(parts.tokenizer.batch_decode, skip_special_tokens=True))
     tokens = sum(len(span.tokens) for episode in episodes for span in episode.spans if span.log_probs)

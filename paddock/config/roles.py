@@ -38,6 +38,8 @@ POLICY_LOSSES = (
     "reinforce",
     "bypass_mode",
 )
+RATIO_LOSSES = frozenset(POLICY_LOSSES) - {"gpg", "reinforce", "bypass_mode"}
+"""Losses whose ratio to the old policy corrects for tokens that older weights drew."""
 
 
 @dataclass

@@ -30,6 +30,8 @@ class RolloutEngineKind:
     """Can end a response with the token that completes a stop string."""
     min_tokens: bool = False
     """Can keep a response from ending before so many tokens, with log-probs of the whole distribution."""
+    keeps_parts: bool = False
+    """Returns what it drew of a response that a pause interrupts."""
     splits_experts: bool = False
     """Can place the experts of a layer on several devices; of interest only for an engine that copies weights."""
 
@@ -42,6 +44,7 @@ ENGINES: dict[str, RolloutEngineKind] = {
         merges_adapters=True,
         stop_strings=True,
         min_tokens=True,
+        keeps_parts=True,
     ),
     "hf": RolloutEngineKind("paddock.engines.rollout.hf", sees_images=True, stop_strings=True, min_tokens=True),
     "vllm": RolloutEngineKind(
@@ -52,6 +55,7 @@ ENGINES: dict[str, RolloutEngineKind] = {
         priorities=True,
         stop_strings=True,
         min_tokens=True,
+        keeps_parts=True,
     ),
     "sglang": RolloutEngineKind(
         "paddock.engines.rollout.sglang",

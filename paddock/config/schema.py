@@ -128,6 +128,9 @@ class AlgorithmConfig:
     use_pf_ppo: bool = key(False, "resample rows by their score (PF-PPO)")
     pf_ppo: PFPPOConfig = section(PFPPOConfig)
     filter_groups: FilterGroupsConfig = section(FilterGroupsConfig)
+    staleness: int = key(
+        0, "updates that a response may span: so many later batches are drawn beside that of a step", low=0, high=8
+    )
     rollout_correction: RolloutCorrectionConfig = section(RolloutCorrectionConfig)
     gdpo_reward_keys: list[str] = key(
         [], "gdpo: components that the scorer returns; unset: all named rules and functions"

@@ -12,7 +12,7 @@ from paddock.config import rollout_correction, tree
 from paddock.config.distillation import teachers_of
 from paddock.config.engine import SPLITS_MODELS
 from paddock.config.recipes import needs_of
-from paddock.config.roles import ActorConfig, ActorRolloutRefConfig, CriticConfig, RefConfig
+from paddock.config.roles import RATIO_LOSSES, ActorConfig, ActorRolloutRefConfig, CriticConfig, RefConfig
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, RewardModelConfig
 from paddock.facts.models import shape_of
@@ -259,20 +259,41 @@ def estimator_needs(config: Config) -> frozenset[str]:
     return needs_of(config.algorithm.adv_estimator) if learns_from_rewards(config) else frozenset()
 
 
+def takes_one_step(config: Config) -> bool:
+    """True if a batch is one optimizer step of the actor."""
+    actor = config.actor_rollout_ref.actor
+    return actor.ppo_mini_batch_size == config.data.train_batch_size and actor.ppo_epochs == 1
+
+
+def needs_old_pass(config: Config) -> bool:
+    """True if a pass before the update gives what nothing else does: sums of squares for the estimator, or experts to
+    replay."""
+    return "sum_pi_squared" in estimator_needs(config) or config.actor_rollout_ref.actor.router_replay.mode == "R2"
+
+
+def corrects_rollout(config: Config) -> bool:
+    return rollout_correction.parse(config.algorithm.rollout_correction).active
+
+
 def trusts_rollout(config: Config) -> bool:
     """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled, with
     the same weights."""
     group = config.actor_rollout_ref
-    actor, rollout = group.actor, group.rollout
-    one_update = actor.ppo_mini_batch_size == config.data.train_batch_size and actor.ppo_epochs == 1
-    same_weights = computes_merged(config) or not merges_adapters(group)
-    same_numbers = same_weights and engine_kind(rollout.name).trainer_log_probs
-    same_numbers = same_numbers and "sum_pi_squared" not in estimator_needs(config)
-    corrects = rollout_correction.parse(config.algorithm.rollout_correction).active
-    return one_update and same_numbers and not corrects and actor.router_replay.mode != "R2"
+    same_weights = config.algorithm.staleness == 0 and (computes_merged(config) or not merges_adapters(group))
+    same_numbers = same_weights and engine_kind(group.rollout.name).trainer_log_probs and not needs_old_pass(config)
+    return takes_one_step(config) and same_numbers and not corrects_rollout(config)
+
+
+def anchors_at_rollout(config: Config) -> bool:
+    """True if rollouts run ahead and the loss compares the policy with the weights that drew a token: where a batch is
+    one optimizer step, a clip of that ratio acts, and one of the ratio to the step's own weights never does."""
+    ahead, loss = config.algorithm.staleness > 0, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    plain = loss in RATIO_LOSSES and not needs_old_pass(config) and not corrects_rollout(config)
+    return ahead and plain and takes_one_step(config)
 
 
 def copies_rollout_log_probs(config: Config) -> bool:
-    """True if `old_log_probs` are those of the rollout, in bypass mode or as the same numbers; False: a forward pass
-    computes them."""
-    return rollout_correction.parse(config.algorithm.rollout_correction).bypass or trusts_rollout(config)
+    """True if `old_log_probs` are those of the rollout: in bypass mode, as the anchor of tokens of older weights,
+    or as the same numbers. False: a forward pass computes them."""
+    bypass = rollout_correction.parse(config.algorithm.rollout_correction).bypass
+    return bypass or anchors_at_rollout(config) or trusts_rollout(config)

@@ -11,7 +11,13 @@ from paddock.config.phases import SWITCHED, TOKEN_BUDGETS
 from paddock.config.rewards import reward_parts
 from paddock.config.rollout_engines import engine_kind
 from paddock.config.schema import Config, row_tokens
-from paddock.config.topology import estimator_needs, rollout_pool, rolls_out_apart
+from paddock.config.topology import (
+    anchors_at_rollout,
+    corrects_rollout,
+    estimator_needs,
+    rollout_pool,
+    rolls_out_apart,
+)
 from paddock.facts.datasets import known_dataset
 from paddock.facts.files import held_out_split
 from paddock.facts.machine import Machine
@@ -35,6 +41,7 @@ def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[s
         f"algorithm.adv_estimator={config.algorithm.adv_estimator}",
     )
     _reward_components(config, origins)
+    _correction(config, origins)
     _seeds_and_loggers(config, fill, machine)
     return _validation_files(config, fill) + _unused_row_counts(config)
 
@@ -141,6 +148,13 @@ def _reward_components(config: Config, origins: dict[str, str]) -> None:
     if algorithm.gdpo_reward_weights is None:
         algorithm.gdpo_reward_weights = [part.weight for part in parts]
         origins["algorithm.gdpo_reward_weights"] = "reward_weights and custom_reward_function.weights"
+
+
+def _correction(config: Config, origins: dict[str, str]) -> None:
+    """Weighs tokens that older weights drew by how much likelier they have become, where no clip of that ratio acts."""
+    algorithm, key = config.algorithm, "algorithm.rollout_correction.rollout_is"
+    if algorithm.staleness and not corrects_rollout(config) and not anchors_at_rollout(config) and key not in origins:
+        algorithm.rollout_correction.rollout_is, origins[key] = "token", f"algorithm.staleness={algorithm.staleness}"
 
 
 def _seeds_and_loggers(config: Config, fill: _Filler, machine: Machine) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
@@ -19,14 +20,16 @@ from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, columns_of, prompt_batch
-from paddock.engines.rollout.base import EngineConfig, Sampling
+from paddock.engines.rollout.base import Decoded, EngineConfig, Sampling
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import in_a_row, with_prompts, with_responses
 from paddock.rollouts.conversations import OnEpisodes
+from paddock.rollouts.environments import Sampler
 from paddock.rollouts.episode import Episode, asks_its_own, tokens_of, turns_of
 from paddock.rollouts.texts import Pieces, backend_of, pieces_of, texts_of
+from paddock.rollouts.window import DrawnBatch, Window
 
 Metrics = dict[str, float]
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "min": min, "max": max}
@@ -42,16 +45,6 @@ class CollectorConfig(EngineConfig, Protocol):
 
     algorithm: AlgorithmConfig
     reward_model: RewardModelConfig
-
-
-class Sampler(Protocol):
-    """Anything that answers prompts: a rollout engine beside the actor, or the rollout of many ranks."""
-
-    def episodes(
-        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
-    ) -> list[Episode]:
-        """Returns `samples` episodes for each row, as `roll_out` does."""
-        ...
 
 
 class ModelScoring(Protocol):
@@ -87,12 +80,15 @@ class Collector:
         stops: frozenset[int],
         models: ModelScoring | None = None,
         greedy: bool = False,
+        last_step: int = sys.maxsize,
     ):
-        """`greedy`: one greedy response per prompt is drawn and scored too, as ReMax needs."""
+        """`greedy`: one greedy response per prompt is drawn and scored too, as ReMax needs. `last_step`: the run's last
+        one, behind which nothing is drawn."""
         self.models, self.greedy = models, greedy
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
+        self.window = Window(loader, config.data.train_batch_size, self.samples, config.algorithm.staleness, last_step)
 
     def collect(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step: data.train_batch_size prompts with their responses and scores.
@@ -100,13 +96,15 @@ class Collector:
         Responses are drawn inside of `generating`, and scored after it; only with `filter_groups`, where scores decide
         whether more are drawn, inside.
         """
-        data, filter_groups = self.config.data, self.config.algorithm.filter_groups
         self.rewards.steps_done = step - 1
-        if not filter_groups.enable:
-            rows = self.loader.next_prompts(data.train_batch_size)
-            with generating(time):
-                drawn = self.draw(rows, step, time)
-            return self.score_drawn(drawn, time)
+        before = self.engine.decoded or Decoded()
+        filters = self.config.algorithm.filter_groups.enable
+        batch, metrics = (self.collect_filtered if filters else self.collect_batch)(step, time, generating)
+        return batch, metrics | (self.engine.decoded.since(before) if self.engine.decoded else {})
+
+    def collect_filtered(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
+        """Returns a batch of groups whose responses fare differently, of as many rounds as that takes."""
+        data, filter_groups = self.config.data, self.config.algorithm.filter_groups
         buffer = GroupBuffer(data.train_batch_size, filter_groups.max_num_gen_batches)
         rounds: list[Metrics] = []
         prompts = 0
@@ -123,11 +121,21 @@ class Collector:
         }
         return buffer.take(), over_rounds(rounds) | found
 
-    def draw(self, rows: list[PromptRow], step: int, time: Timer) -> Drawn:
-        """Draws responses to these prompts, and for ReMax the greedy one of each."""
+    def collect_batch(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
+        """Returns the batch of a step, of which earlier steps may have drawn a part; draws parts of later ones."""
+        window = self.window
+        batch = window.fill(step)
+        with nullcontext() if batch.finished else generating(time):
+            drawn = self.draw(batch.rows, step, time, batch)
+        found, metrics = self.score_drawn(drawn, time)
+        return found, metrics | (window.counts() if window.staleness else {})
+
+    def draw(self, rows: list[PromptRow], step: int, time: Timer, batch: DrawnBatch | None = None) -> Drawn:
+        """Draws responses to these prompts, and for ReMax the greedy one of each. `batch`: the window's, if the prompts
+        are of one."""
         sampling = replace(self.sampling, step=step)
         with time("gen"):
-            drawn = self.respond(rows, self.samples, sampling)
+            drawn = self.go_on(batch, sampling) if batch else self.respond(rows, self.samples, sampling)
         if not self.greedy:
             return drawn
         with time("gen_max"):
@@ -145,14 +153,35 @@ class Collector:
 
     def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> Drawn:
         """Returns responses; those that ended early are being scored already."""
+        return self.drawn_by(lambda on_done: self.engine.episodes(rows, samples, sampling, on_done), rows, samples)
+
+    def go_on(self, batch: DrawnBatch, sampling: Sampling) -> Drawn:
+        """Returns the responses of the window's first batch; in the slots that they leave, later ones are drawn."""
+
+        def draw(on_done: OnEpisodes | None) -> list[Episode]:
+            if on_done and (early := [episode for episode in batch.episodes.values() if episode.finished]):
+                on_done(early)
+            if not batch.finished:
+                asked = self.window.unfinished()
+                head = [episode.id for episode in asked if episode.id in batch.episodes]
+                until = head if len(head) < len(asked) else None
+                self.window.take(self.engine.go_on(asked, sampling, on_done, until))
+            return list(self.window.pop(self.engine.version).episodes.values())
+
+        return self.drawn_by(draw, batch.rows, self.samples)
+
+    def drawn_by(
+        self, draw: Callable[[OnEpisodes | None], list[Episode]], rows: list[PromptRow], samples: int
+    ) -> Drawn:
+        """Returns the responses that `draw` returns; has those scored at once of which it tells early."""
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
         indices = {number: index for index, number in enumerate(batch.row.tolist())}
 
         def ended(episodes: list[Episode]) -> None:
-            scoring.add(self.requests({indices[one.id]: one for one in episodes}))
+            scoring.add(self.requests({indices[one.id]: one for one in episodes if one.id in indices}))
 
         early, pad = self.config.reward_model.launch_reward_fn_async, self.tokenizer.pad_token_id
-        found = self.engine.episodes(rows, samples, sampling, ended if early else None)
+        found = draw(ended if early else None)
         if any(map(asks_its_own, found)):
             batch = with_prompts(batch, found, pad)
         left = {index: one for index, one in enumerate(found) if index not in scoring}

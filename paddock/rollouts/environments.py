@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -20,7 +21,7 @@ from paddock.data.columns import ENVIRONMENT
 from paddock.data.dataset import PromptDataset, PromptRow
 from paddock.data.dialogue import Dialogue
 from paddock.data.proof import HIDDEN, require_proof, untrained_marks
-from paddock.engines.rollout.base import Completion, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, Decoded, Request, RolloutEngine, Sampling, Until
 from paddock.environments.calls import format_of
 from paddock.environments.catalogue import Factory, environment_of, environments_at
 from paddock.environments.environment import Environment
@@ -31,7 +32,7 @@ from paddock.models.load import model_folder
 from paddock.models.untrained import untrained
 from paddock.rollouts.conversation import Conversation, ConversationSetting, prompts_are_texts
 from paddock.rollouts.conversations import Clock, Conversations, OnEpisodes
-from paddock.rollouts.episode import Episode, one_turn
+from paddock.rollouts.episode import Episode, begun, continued, tokens_of
 from paddock.sandbox.program import settings_of
 
 log = logging.getLogger(__name__)
@@ -219,13 +220,13 @@ class Environments:
                 log.warning(untrained_marks(self.setting.tokenizer.convert_ids_to_tokens(unknown)))
 
     def run(
-        self, engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
+        self, engine: RolloutEngine, version: int, asked: Sequence[Episode], sampling: Sampling,
         on_done: OnEpisodes | None = None,
     ) -> list[Episode]:  # fmt: skip
-        """Returns `samples` episodes for each row, as `roll_out` does."""
-        if not rows:
+        """Returns the episodes at their end, as `roll_out` does."""
+        if not asked:
             return []
-        wanted = [self.conversation(row, number, sampling, version) for row in rows for number in ids_of(row, samples)]
+        wanted = [self.conversation(one.row, one.id, sampling, version) for one in asked]
         slots = self.config.actor_rollout_ref.rollout.max_num_seqs
         found = Conversations(engine, wanted, slots, self.clock).run(on_done)
         self.tell_of_limits(found)
@@ -255,30 +256,81 @@ class Environments:
         self.setting.workers.close()
 
 
+class Sampler(ABC):
+    """Anything that answers prompts: a rollout engine beside the actor, or the rollout of many ranks."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Returns the version of the weights that it samples with."""
+
+    @property
+    def decoded(self) -> Decoded | None:
+        """Returns what it has decoded so far; None: it does not count that."""
+        return None
+
+    @abstractmethod
+    def go_on(
+        self,
+        asked: list[Episode],
+        sampling: Sampling,
+        on_done: OnEpisodes | None = None,
+        until: Collection[int] | None = None,
+    ) -> list[Episode]:
+        """Returns the same episodes with what was drawn of them, as `roll_out` does."""
+
+    def episodes(
+        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    ) -> list[Episode]:
+        """Returns `samples` episodes for each row, row after row."""
+        return self.go_on(begun(rows, samples, sampling.step), sampling, on_done)
+
+
 def roll_out(
-    engine: RolloutEngine, version: int, rows: Sequence[PromptRow], samples: int, sampling: Sampling,
-    on_done: OnEpisodes | None = None, environments: Environments | None = None,
+    engine: RolloutEngine, version: int, asked: Sequence[Episode], sampling: Sampling,
+    on_done: OnEpisodes | None = None, environments: Environments | None = None, until: Until | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """Returns `samples` episodes for each row, row after row; their ids are those of `prompt_batch`.
+    """Returns the same episodes with what was drawn of them: all are finished, unless `until` names some of them by id.
 
     Rows are answered in `environments` if there are any, else each episode is one turn of the policy. `on_done` hears
-    of episodes that end while others do not.
+    of episodes that are finished while others are not.
     """
     if environments:
-        return environments.run(engine, version, rows, samples, sampling, on_done)
-    prompts = [Prompt(row.tokens, list(ids_of(row, samples)), row.images) for row in rows]
-    asked = {number: (row, prompt) for row, prompt in zip(rows, prompts, strict=True) for number in prompt.rows}
+        return environments.run(engine, version, asked, sampling, on_done)
+    episodes = {episode.id: episode for episode in asked}
 
-    def episodes(completions: Sequence[Completion]) -> list[Episode]:
-        return [one_turn(one, *asked[one.row], version) for one in completions]
+    def take(parts: list[Completion]) -> list[Episode]:
+        return [continued(episodes[part.row], part, version) for part in parts]
 
-    def ended(completions: list[Completion]) -> None:
+    def ended(parts: list[Completion]) -> None:
         assert on_done is not None
-        on_done(episodes(completions))
+        on_done(take(parts))
 
-    return episodes(engine.generate(prompts, sampling, on_done and ended)) if prompts else []
+    parts = engine.answer(requests_of(asked, sampling), sampling, on_done and ended, until)
+    episodes |= {episode.id: episode for episode in take(parts)}
+    return list(episodes.values())
 
 
-def ids_of(row: PromptRow, samples: int) -> range:
-    """Returns the ids of the responses to a row."""
-    return range(row.group * samples, (row.group + 1) * samples)
+def requests_of(asked: Sequence[Episode], sampling: Sampling) -> list[Request]:
+    """Returns a request for each episode that has begun, and one for all others of a prompt; keys are the ids."""
+    together: dict[tuple[str, int], list[Episode]] = {}
+    for episode in asked:
+        name = ("episode", episode.id) if episode.spans else ("group", episode.group)
+        together.setdefault(name, []).append(episode)
+    return [request_of(episodes, sampling) for episodes in together.values()]
+
+
+def request_of(episodes: list[Episode], sampling: Sampling) -> Request:
+    """Returns the request for what is to be drawn of these episodes, which begin with the same tokens."""
+    first = episodes[0]
+    ids, drawn = [episode.id for episode in episodes], tokens_of(first)
+    return Request(
+        tokens=first.prompt.tokens + drawn,
+        keys=ids,
+        rows=ids,
+        step=first.step,
+        limit=first.prompt.limit(sampling) - len(drawn),
+        start=len(drawn),
+        images=first.prompt.images,
+        written=len(drawn),
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -71,6 +71,10 @@ class Episode:
     """The response, decoded; where a program asked for it."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that the environment says of the episode."""
+    step: int = 0
+    """The training step that it is drawn for: its randomness."""
+    finished: bool = True
+    """False while tokens of it are still to be drawn."""
 
     @property
     def group(self) -> int:
@@ -84,10 +88,38 @@ class Episode:
         return self.spans[: last + 1]
 
 
-def one_turn(completion: Completion, row: PromptRow, prompt: Prompt, version: int) -> Episode:
-    """Returns a completion as an episode of one span."""
-    span = Span(completion.tokens, completion.log_probs, version)
-    return Episode(completion.row, row, prompt, [span], done=completion.stopped, experts=completion.experts)
+def begun(rows: Iterable[PromptRow], samples: int, step: int) -> list[Episode]:
+    """Returns `samples` episodes for each row of which nothing is drawn yet; their ids are those of `prompt_batch`."""
+    prompts = [(row, Prompt(row.tokens, list(ids_of(row, samples)), row.images)) for row in rows]
+    return [
+        Episode(number, row, prompt, [], done=False, step=step, finished=False)
+        for row, prompt in prompts
+        for number in prompt.rows
+    ]
+
+
+def ids_of(row: PromptRow, samples: int) -> range:
+    """Returns the ids of the responses to a row."""
+    return range(row.group * samples, (row.group + 1) * samples)
+
+
+def continued(episode: Episode, part: Completion, version: int) -> Episode:
+    """Returns an episode of one turn with what weights of this version drew of it."""
+    spans, before = episode.spans, episode.spans[-1] if episode.spans else None
+    if before is not None and before.version == version:
+        assert before.log_probs is not None
+        log_probs = before.log_probs + part.log_probs
+        part, spans = replace(part, tokens=before.tokens + part.tokens, log_probs=log_probs), spans[:-1]
+    return Episode(
+        episode.id,
+        episode.row,
+        episode.prompt,
+        [*spans, Span(part.tokens, part.log_probs, version)],
+        done=part.stopped,
+        experts=part.experts and part.experts.behind(len(episode.prompt.tokens)),
+        step=episode.step,
+        finished=part.finished,
+    )
 
 
 def asks_its_own(episode: Episode) -> bool:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 ORDER = "the order of rows and all sampling follow from it, so the run would see some prompts twice and others never"
 SHAPE = "the weights and the optimizer state of the checkpoint are those of the other model"
-FIXED = {
+FIXED: Mapping[str, str] = {
     "actor_rollout_ref.model.path": f"{SHAPE}, and it would become the reference",
     "actor_rollout_ref.model.lora_rank": SHAPE,
     "actor_rollout_ref.model.lora_alpha": "it scales the adapters, so the policy would jump",
@@ -34,13 +34,26 @@ FIXED = {
 """Keys whose change makes going on an error. A run survives any other change (responses per prompt, mini-batch size,
 learning rate, data files, ...): it is reported. A model may have moved: the last part of its path counts."""
 
+DRAWN_BY = ("n", "response_length", "temperature", "top_k", "top_p", "min_p", "do_sample", "ignore_eos", "stop",
+            "min_tokens", "seed")  # fmt: skip
+ASKED_BY = ("apply_chat_template", "apply_chat_template_kwargs", "max_prompt_length")
+WHILE_PARTS_WAIT = dict.fromkeys(
+    (
+        *(f"actor_rollout_ref.rollout.{name}" for name in DRAWN_BY),
+        *(f"data.{name}" for name in ASKED_BY),
+        "environment",
+    ),
+    "it holds responses that are drawn in part under it, and the same sampling must draw their rest",
+)
+"""Further fixed keys of a checkpoint whose rollouts ran ahead."""
+
 FREE = frozenset({"trainer.resume_mode", "trainer.resume_from_path"})
 
 
-def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], fixed: Mapping[str, str] = FIXED) -> None:
     """Refuses a change of a fixed key and reports all other changes since the checkpoint was written."""
     changed = {key: (old, now[key]) for key, old in saved.items() if key in now and now[key] != old and key not in FREE}
-    for key, reason in FIXED.items():
+    for key, reason in fixed.items():
         old, new = changed.get(key, (None, None))
         if old != new and not moved(key, old, new):
             raise UserError(

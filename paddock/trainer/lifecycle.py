@@ -28,7 +28,7 @@ from paddock.errors import UserError
 from paddock.runs.checkpoint import Checkpoint, CheckpointStore
 from paddock.runs.lock import FolderLock
 from paddock.runs.samples import Sample
-from paddock.runs.settings import check_settings
+from paddock.runs.settings import FIXED, check_settings
 from paddock.runs.tracking import Tracker
 from paddock.trainer.learning import STEPS, warning
 from paddock.trainer.state import load_state, restore_rng, rng_state, save_state
@@ -165,8 +165,8 @@ class TrainingRun(ABC):
         """Writes weights and optimizer of every trained model into a checkpoint."""
 
     @abstractmethod
-    def load_weights(self, folder: Path) -> None:
-        """Reads what `save_weights` wrote."""
+    def load_weights(self, folder: Path, state: State) -> None:
+        """Reads what `save_weights` wrote; `state` is that of the same checkpoint."""
 
     @abstractmethod
     def rows_of(self, batch: Batch) -> str:
@@ -188,6 +188,14 @@ class TrainingRun(ABC):
             "rng": rng_state(),
             "void_updates": self.void_updates,
         }
+
+    def kept(self, state: State) -> State:
+        """Returns a state as a checkpoint keeps it, and `load_state` reads it."""
+        return state
+
+    def fixed(self, state: State) -> Mapping[str, str]:
+        """Returns the keys that must be those of the checkpoint with this state, and why."""
+        return FIXED
 
     def load_state(self, state: State) -> None:
         self.loader.load_state_dict(state["loader"])
@@ -284,7 +292,8 @@ class TrainingRun(ABC):
         with self.timer("save_checkpoint"), self.store.write(step) as folder:
             self.lock.require()
             self.save_weights(folder)
-            save_state(folder, self.finished | {"loggers": tracker.state_dict(), "config": self.settings})
+            others = {"loggers": tracker.state_dict(), "config": self.settings}
+            save_state(folder, self.kept(self.finished if step else self.state()) | others)
         self.saved = Checkpoint(step, self.store.folder(step))
         if self.listeners.saved:
             self.listeners.saved(self.saved)
@@ -296,12 +305,12 @@ class TrainingRun(ABC):
             state = load_state(checkpoint.folder)
             if state["step"] != checkpoint.step:
                 raise forged(checkpoint.folder, f"its state is that of step {state['step']}")
-            check_settings(state["config"], self.settings)
-            self.load_weights(checkpoint.folder)
+            check_settings(state["config"], self.settings, self.fixed(state))
+            self.load_weights(checkpoint.folder, state)
         except UnpicklingError as error:
             raise forged(checkpoint.folder, "a file holds an object that runs code, which was not run") from error
         self.load_state(state)
-        self.saved, self.finished = checkpoint, state
+        self.saved, self.finished = checkpoint, state | self.state()
         log.info("going on after step %d, from %s", self.step_no, checkpoint.folder)
         return state["loggers"]
 

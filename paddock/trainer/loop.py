@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +16,26 @@ from paddock.algorithms.correction import correct
 from paddock.algorithms.kl import kl_controller, penalise
 from paddock.algorithms.selection import resample
 from paddock.config import rollout_correction, tree
-from paddock.config.topology import copies_rollout_log_probs, estimator_needs, learns_from_rewards, trusts_rollout
+from paddock.config.topology import (
+    anchors_at_rollout,
+    copies_rollout_log_probs,
+    estimator_needs,
+    learns_from_rewards,
+    trusts_rollout,
+)
 from paddock.core.batch import GIVEN, Batch
 from paddock.core.timing import Timer
 from paddock.engines.train.base import EXPERT_COLUMNS
 from paddock.errors import UserError
 from paddock.models.adapters import MERGED
 from paddock.rollouts.collect import Collector
+from paddock.rollouts.window import to_tensors
 from paddock.runs.samples import Sample, dump_samples, samples_of
+from paddock.runs.settings import WHILE_PARTS_WAIT
 from paddock.runs.tracking import Tracker
 from paddock.trainer.assembly import Assembly
 from paddock.trainer.lifecycle import Metrics, RunFolder, State, TrainingRun
-from paddock.trainer.metrics import batch_metrics, signal_metrics
+from paddock.trainer.metrics import age_metrics, batch_metrics, signal_metrics
 from paddock.trainer.performance import Performance
 from paddock.trainer.validation import Validation
 from paddock.workers.roles import Roles
@@ -53,14 +61,19 @@ class Trainer(TrainingRun):
         self.replays = config.actor_rollout_ref.actor.router_replay.mode
         self.needs = estimator_needs(config)
         self.copies_log_probs = copies_rollout_log_probs(config)
+        self.runs_ahead = config.algorithm.staleness > 0
         if trusts_rollout(config):
             log.info("one update a step, and the actor samples: old log-probs are those of the rollout")
+        if anchors_at_rollout(config):
+            log.info("rollouts run ahead: old log-probs are those of the weights that drew each token")
 
     def step(self) -> tuple[Metrics, Batch]:
         """Takes one step: generate, score, compute advantages, update."""
         batch, metrics = self.collector.collect(self.step_no, self.timer, self.roles.generating)
+        if self.runs_ahead:
+            metrics |= age_metrics(batch, self.roles.actor.version)
         batch, found = self.with_advantages(batch)
-        metrics |= found | self.learn(batch)
+        metrics |= found | self.learn(batch, current=not self.runs_ahead)
         return metrics | self.describe(batch), batch
 
     def with_advantages(self, batch: Batch) -> tuple[Batch, Metrics]:
@@ -210,11 +223,21 @@ class Trainer(TrainingRun):
         return self.performance.metrics(batch, self.timer)
 
     def state(self) -> State:
-        return super().state() | {"kl": self.kl.state_dict()}
+        window = self.collector.window.state()
+        return super().state() | {"kl": self.kl.state_dict(), "version": self.roles.actor.version, "window": window}
+
+    def kept(self, state: State) -> State:
+        window = state["window"]
+        return state | {"window": window["batches"], "begun": to_tensors(window["begun"])}
+
+    def fixed(self, state: State) -> Mapping[str, str]:
+        return {**super().fixed(state), **(WHILE_PARTS_WAIT if state.get("window") else {})}
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self.kl.load_state_dict(state["kl"])
+        if state.get("window"):
+            self.collector.window.load_state(state["window"], state["begun"])
 
     def save_weights(self, folder: Path) -> None:
         for name, role in self.trained().items():
@@ -224,9 +247,9 @@ class Trainer(TrainingRun):
             if weights.is_dir():
                 self.loader.dataset.prompts.save(weights)
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: Path, state: State) -> None:
         for name, role in self.trained().items():
-            role.load(folder / name)
+            role.load(folder / name, state.get("version", 0))
 
     def trained(self) -> dict[str, Any]:
         roles = {"actor": self.roles.actor, "critic": self.roles.critic}

@@ -69,6 +69,22 @@ def signal_metrics(batch: Batch) -> dict[str, float]:
     return to_floats(metrics)
 
 
+@torch.no_grad()
+def age_metrics(batch: Batch, version: int) -> dict[str, float]:
+    """Returns how many versions of the weights drew a response, and how far the newest and the oldest of them are
+    behind `version`, that of the weights which learn from it."""
+    versions, drawn = batch.need("versions"), batch.need("mask") != 0
+    answered = drawn.any(-1)
+    newest = versions.masked_fill(~drawn, torch.iinfo(versions.dtype).min).amax(-1)
+    oldest = versions.masked_fill(~drawn, torch.iinfo(versions.dtype).max).amin(-1)
+    name = "training/off_policy/trajectory_"
+    return to_floats(
+        summary(f"{name}spans", newest - oldest + 1, answered)
+        | summary(f"{name}staleness", version - newest, answered)
+        | summary(f"{name}staleness_worst", version - oldest, answered)
+    )
+
+
 def mismatch(trained: PerToken, sampled: PerToken, mask: Tensor) -> dict[str, Tensor]:
     """Returns ``|p - q|`` of the sampled tokens' probabilities by trainer and rollout engine, and their correlation."""
     p, q = (x.masked_fill(~mask, 0).double().exp() for x in (trained, sampled))

@@ -54,7 +54,9 @@ def open_trainer(config: Config, folder: RunFolder, things: ExitStack, functions
     if environments:
         roles.rollout.open_environments(environments)
     greedy = "greedy_baseline" in estimator_needs(config)
-    collector = Collector(config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, greedy)
+    collector = Collector(
+        config, loader, roles.rollout, rewards, tokenizer, roles.stop_tokens, models, greedy, total_steps
+    )
     validation = None
     if config.data.val_files:
         held_out = parts.held_out()

@@ -33,7 +33,7 @@ from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode, Span
 from paddock.runs.checkpoint import KEY
 from paddock.runs.tracking import Tracker
-from paddock.trainer.lifecycle import Metrics, RunFolder, TrainingRun
+from paddock.trainer.lifecycle import Metrics, RunFolder, State, TrainingRun
 from paddock.trainer.performance import throughput_metrics, timing_metrics, token_counts
 from paddock.trainer.run import RunKind
 from paddock.workers.roles import build_learner
@@ -105,7 +105,7 @@ class SupervisedTrainer(TrainingRun):
         self.learner.save(folder / self.part)
         self.tokenizer.save_pretrained(folder / self.part)
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: Path, state: State) -> None:
         self.learner.load(folder / self.part)
 
     def export(self) -> Path:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paddock.algorithms.distillation import Taught, distillation_terms, wanted_of_student
 from paddock.algorithms.losses import POLICY_LOSS, LossInputs, policy_loss_terms, value_loss, wanted_columns
-from paddock.algorithms.rollout_gap import gap_shares
+from paddock.algorithms.rollout_gap import gap_shares, lag_shares
 from paddock.config import rollout_correction
 from paddock.config.distillation import DistillationConfig
 from paddock.config.roles import CriticConfig
@@ -41,6 +41,8 @@ class Policy(TrainedRole):
         self.seed = config.trainer.seed
         self.loss_keys = loss_settings(config)
         self.wants = wanted_columns(self.loss_keys)
+        corrects = rollout_correction.parse(config.algorithm.rollout_correction).active
+        self.tells_lag = config.algorithm.staleness > 0 and not corrects
         self.teaching = config.distillation.distillation_loss if config.distillation.enabled else None
         self.learns_from_rewards = self.teaching is None or self.teaching.use_task_rewards
         if self.teaching:
@@ -72,6 +74,8 @@ class Policy(TrainedRole):
             metrics |= found
         if micro.rollout_log_probs is not None and not mini.uses_old_log_probs:
             metrics |= gap_shares(log_probs, micro.rollout_log_probs, micro.need("mask"), mini.denominators)
+        if self.tells_lag:
+            metrics |= lag_shares(log_probs, micro.need("rollout_log_probs"), micro.need("mask"), mini.denominators)
         return total, metrics
 
     def select(self, rows: Batch, plan: UpdatePlan) -> PerToken | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed import Store
 
 from paddock.config.distillation import teachers_of
 from paddock.config.rollout_engines import engine_kind
@@ -38,7 +39,11 @@ from paddock.workers.weight_sender import WeightSender
 class Rank:
     """Holds the roles of one pool that run in this process. `backend` is that of its training engines."""
 
-    def __init__(self, config: Config, total_steps: int, names: Sequence[str], backend: type[Backend] = SingleBackend):
+    def __init__(
+        self, config: Config, total_steps: int, names: Sequence[str], backend: type[Backend] = SingleBackend,
+        store: Store | None = None,
+    ):  # fmt: skip
+        """`store`: what the processes of the pool can reach; None: there is no other process."""
         self.config, self.device = config, device_of(config.trainer.device)
         actor_steps = max(1, total_steps - max(0, config.trainer.critic_warmup - 1))  # the actor begins with that step
         self.actor = Policy(actor_engine(config, actor_steps, backend), config) if "actor" in names else None
@@ -50,7 +55,7 @@ class Rank:
         self.learner: Learner | None = None
         if self.actor and "rollout" in names:
             limits = config.actor_rollout_ref.rollout
-            self.rollout = Rollout(rollout_engine(config, self.actor.engine), self.actor, limits)
+            self.rollout = Rollout(rollout_engine(config, self.actor.engine), self.actor, limits, store)
         elif self.actor:
             self.sender = WeightSender(self.actor, config.actor_rollout_ref.rollout, rolls_out_beside(config))
         elif "rollout" in names:

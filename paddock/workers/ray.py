@@ -110,7 +110,8 @@ class RankProcess:
         vars(self).pop("rank", None)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.heartbeat = Heartbeat(place.rank, TCPStore(*store, is_master=False))
+        heartbeats = TCPStore(*store, is_master=False)
+        self.heartbeat = Heartbeat(place.rank, heartbeats)
         if place.size > 1:
             with self.heartbeat.during("joining the other ranks"):
                 device = device_of(config.trainer.device)
@@ -121,7 +122,7 @@ class RankProcess:
             import_plugin(config.actor_rollout_ref.model.external_lib, "actor_rollout_ref.model.external_lib")
         seed_all(config.trainer.seed)
         with self.heartbeat.during("loading weights"):
-            self.rank = Rank(config, total_steps, roles, backend_of(config, alone=place.size == 1))
+            self.rank = Rank(config, total_steps, roles, backend_of(config, alone=place.size == 1), heartbeats)
 
     def call(self, phase: str, role: str, method: str, *args: Any) -> Any:
         """Answers a call of the driver's: the one place where a role and its method are looked up by name."""

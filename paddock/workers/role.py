@@ -94,7 +94,8 @@ class TrainedRole(Role):
         self.prefix = prefix or name
         """First part of the names of metrics."""
         self.version = 0
-        """Counts changes of the weights, so that a copy of them can tell whether it is old."""
+        """Counts updates of the weights over the whole run: tokens and copies of the weights tell by it how old they
+        are."""
 
     @abstractmethod
     def loss(self, mini: MiniBatch, micro: Batch, outputs: Outputs) -> tuple[Tensor, dict[str, Tensor]]:
@@ -131,9 +132,10 @@ class TrainedRole(Role):
             )
         self.engine.save(path)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, version: int = 0) -> None:
+        """Reads what `save` wrote of weights of this version."""
         self.engine.load(path)
-        self.version += 1
+        self.version = version
 
 
 def end_tokens(engine: Engine) -> frozenset[int]:

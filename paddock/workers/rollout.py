@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import torch
+from torch.distributed import Store
 
 from paddock.config.roles import RolloutConfig
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Completion, CopyEngine, Prompt, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, CopyEngine, Decoded, Prompt, RolloutEngine, Sampling, Until
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.environments import Environments, roll_out
+from paddock.rollouts.environments import Environments, Sampler, roll_out
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.packed import PackedEpisodes
 from paddock.workers.policy import Policy
 from paddock.workers.probe import sync
-from paddock.workers.transport import PackedEpisodes
 from paddock.workers.updates import Metrics
 from paddock.workers.weight_sender import Bucket
 
+LOOK = 0.05  # seconds of decode between two looks at what other engines have finished
 
-class Rollout:
+
+@dataclass(frozen=True)
+class EpisodeShare:
+    """A rank's share of episodes, as it travels."""
+
+    rows: list[PromptRow]
+    """Rows of data that they answer."""
+    episodes: PackedEpisodes
+    head: list[int] | None
+    """Ids of the responses that must be finished; None: all."""
+
+
+@dataclass(frozen=True)
+class Others:
+    """Lets engines of a pool go on until each has finished what it must: a counter in the store that all can reach."""
+
+    counter: str
+    engines: int
+
+    def until(self, asked: EpisodeShare, store: Store | None) -> Until:
+        """Returns when this engine's session ends: it counts itself once it has finished its part."""
+        assert store is not None and asked.head is not None
+        counted: list[int] = []
+
+        def all_have() -> bool:
+            counted.append(store.add(self.counter, 0 if counted else 1))
+            return counted[-1] >= self.engines
+
+        if not len(asked.episodes.ids):  # no session to open
+            all_have()
+        return Until(asked.head, all_have, LOOK)
+
+
+class Rollout(Sampler):
     """A rollout engine beside the actor: it runs the actor's own modules, or has a copy of their weights."""
 
-    def __init__(self, engine: RolloutEngine, actor: Policy, limits: RolloutConfig):
-        self.engine, self.actor, self.limits = engine, actor, limits
+    def __init__(self, engine: RolloutEngine, actor: Policy, limits: RolloutConfig, store: Store | None = None):
+        """`store`: through which the engines of a pool tell each other how far they are."""
+        self.engine, self.actor, self.limits, self.store = engine, actor, limits, store
         self.published = -1
         """Version of the actor's weights that a copy has; -1: none."""
         self.in_use = ExitStack()
@@ -59,22 +96,35 @@ class Rollout:
         self.in_use.enter_context(self.actor.engine.gathered())
         return self.version
 
-    def sleep(self) -> None:
+    def sleep(self) -> Decoded | None:
+        """Frees what the engine held; returns what it has decoded so far."""
         self.engine.sleep()
         self.in_use.close()
+        return self.decoded
+
+    @property
+    def decoded(self) -> Decoded | None:
+        return self.engine.decoded
 
     def open_environments(self, environments: Environments) -> None:
         """Takes the environments of the run: rows are answered in them from now on, where the engine is."""
         self.environments = environments
 
-    def episodes(
-        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    def go_on(
+        self,
+        asked: list[Episode],
+        sampling: Sampling,
+        on_done: OnEpisodes | None = None,
+        until: Collection[int] | None = None,
     ) -> list[Episode]:
-        return roll_out(self.engine, self.version, rows, samples, sampling, on_done, self.environments)
+        end = None if until is None else Until(until)
+        return roll_out(self.engine, self.version, asked, sampling, on_done, self.environments, end)
 
-    def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> PackedEpisodes:
-        """Returns the episodes of a rank's share of the rows as they travel to the driver."""
-        return PackedEpisodes.of(self.episodes(rows, samples, sampling))
+    def answer(self, asked: EpisodeShare, sampling: Sampling, others: Others | None) -> PackedEpisodes:
+        """Returns a rank's share of the episodes with what was drawn of them."""
+        end = others.until(asked, self.store) if others else None
+        episodes = asked.episodes.unpacked(asked.rows)
+        return PackedEpisodes.of(roll_out(self.engine, self.version, episodes, sampling, None, self.environments, end))
 
     def publish(self) -> Metrics:
         """Sends the actor's new weights to a copy of them, and verifies it; the actor's own modules have them."""
@@ -89,9 +139,10 @@ class RolloutServer:
         self.engine, self.device = engine, device
         self.environments: Environments | None = None
 
-    def answer(self, rows: list[PromptRow], samples: int, sampling: Sampling, version: int) -> PackedEpisodes:
-        """Returns the episodes of a rank's share of the rows as they travel to the driver."""
-        return PackedEpisodes.of(roll_out(self.engine, version, rows, samples, sampling, None, self.environments))
+    def answer(self, asked: EpisodeShare, sampling: Sampling, version: int) -> PackedEpisodes:
+        """Returns a rank's share of the episodes with what was drawn of them."""
+        episodes = asked.episodes.unpacked(asked.rows)
+        return PackedEpisodes.of(roll_out(self.engine, version, episodes, sampling, None, self.environments))
 
     def probe(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         """Answers the prompt by which the driver verifies the weights."""

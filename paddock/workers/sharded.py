@@ -6,8 +6,10 @@ used in its place. `Ranks` is the pool of processes: Ray's in ray.py.
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,20 +24,20 @@ from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Sampling
+from paddock.engines.rollout.base import Decoded, Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Residency, Want
 from paddock.models.packing import sequence_lengths
 from paddock.rollouts.conversations import OnEpisodes
-from paddock.rollouts.environments import Environments, ids_of
+from paddock.rollouts.environments import Environments, Sampler, requests_of
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.packed import PackedEpisodes
 from paddock.workers.policy import Critic, Policy
 from paddock.workers.probe import out_of_step
 from paddock.workers.rank import Rank
 from paddock.workers.reward_model import ModelScorer, ModelScores
 from paddock.workers.role import MovingWeights, TrainedRole
-from paddock.workers.rollout import Rollout, RolloutServer
+from paddock.workers.rollout import EpisodeShare, Others, Rollout, RolloutServer
 from paddock.workers.supervised import Learner
-from paddock.workers.transport import PackedEpisodes
 from paddock.workers.updates import Metrics, Mini, UpdatePlan
 from paddock.workers.weight_sender import WeightSender
 
@@ -48,7 +50,7 @@ UPDATE = FORWARD | {
 SCORED = ("messages", "ground_truth", "location", "conversation")
 """What a reward model is told about a row beside its tokens."""
 
-Parts = Sequence[Sequence[list[PromptRow]]]
+Parts = Sequence[Sequence[EpisodeShare]]
 R = TypeVar("R")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -129,6 +131,7 @@ class ShardedRole(MovingWeights):
     ):
         """`mini_rows`: rows of an optimizer step. `balance`: give every rank the same amount of work."""
         self.ranks, self.name, self.mini_rows, self.balance = ranks, name, mini_rows, balance
+        self.version = 0
         self.shares = ranks.size // model_parallel_size(keys)
         """Number of parts that rows are cut into."""
         self.stages = pipeline_stages(keys)
@@ -167,13 +170,15 @@ class ShardedRole(MovingWeights):
         lengths, minis = sequence_lengths(batch), [mini.rows for mini in plan.minis]
         parts = cut(lengths, minis, self.shares, self.balance, self.kind.rows_together)
         shares = [share_of(batch, plan, part, self.sent(UPDATE)) for part in parts]
+        self.version += 1
         return self.ranks.map(self.name, self.kind.learn, shares, stages=self.stages)[0]
 
     def save(self, path: Path) -> None:
         self.ranks.broadcast(self.name, self.kind.save, path)
 
-    def load(self, path: Path) -> None:
-        self.ranks.broadcast(self.name, self.kind.load, path)
+    def load(self, path: Path, version: int = 0) -> None:
+        self.ranks.broadcast(self.name, self.kind.load, path, version)
+        self.version = version
 
 
 class ShardedPolicy(ShardedRole):
@@ -208,15 +213,21 @@ class ShardedLearner(ShardedRole):
         return self.ranks.broadcast(self.name, self.learner.unread)[0]
 
 
-class ShardedRollout:
+class ShardedRollout(Sampler):
     """Rollout engines beside the actor's ranks: each, of one or `engine_size` processes, answers its share."""
 
     def __init__(self, ranks: Ranks, engine_size: int = 1):
         self.ranks, self.engine_size = ranks, engine_size
         self.engines = ranks.size // engine_size
-        self.version = NOBODY
+        self.published = NOBODY
         """Version of the actor's weights that the engines sample with; `NOBODY` before they have any."""
         self.in_environments = False
+        self.counted: Decoded | None = None
+        self.calls = (f"rollout/{uuid.uuid4().hex}/{number}" for number in itertools.count())
+
+    @property
+    def version(self) -> int:
+        return self.published
 
     @contextmanager
     def awake(self, time: Timer) -> Iterator[None]:
@@ -228,36 +239,57 @@ class ShardedRollout:
             self.sleep()
 
     def wake(self) -> None:
-        self.version = self.ranks.broadcast("rollout", Rollout.wake)[0]
+        self.published = self.ranks.broadcast("rollout", Rollout.wake)[0]
 
     def sleep(self) -> None:
-        self.ranks.broadcast("rollout", Rollout.sleep)
+        counts = [count for count in self.ranks.broadcast("rollout", Rollout.sleep) if count is not None]
+        if counts:  # engines decode side by side
+            self.counted = Decoded(max(count.steps for count in counts), sum(count.rows for count in counts))
+
+    @property
+    def decoded(self) -> Decoded | None:
+        return self.counted
 
     def open_environments(self, environments: Environments) -> None:
         """Opens environments in every process: what a program holds cannot travel there."""
         setting, self.in_environments = environments.setting, True
         self.ranks.broadcast("", Rank.open_environments, setting.tokenizer, setting.stops)
 
-    def episodes(
-        self, rows: list[PromptRow], samples: int, sampling: Sampling, on_done: OnEpisodes | None = None
+    def go_on(
+        self,
+        asked: list[Episode],
+        sampling: Sampling,
+        on_done: OnEpisodes | None = None,
+        until: Collection[int] | None = None,
     ) -> list[Episode]:
-        """`on_done` hears of a process's episodes when it has all of them. Rows are cut by the most tokens that they
-        may take; in environments, where nobody knows that, by their number."""
-        work = [1 if self.in_environments else len(row.tokens) + samples * sampling.max_tokens for row in rows]
-        sent = rows if self.in_environments else [without_answer(row) for row in rows]
-        parts = [[[sent[i] for i in part]] for part in balanced_order(work, self.engines)]
-        found: dict[int, Episode] = {}
+        """`on_done` hears of a process's episodes when it has all of them. Episodes are cut by the most tokens that
+        they may take; in environments, where nobody knows that, by their number. What begins together stays so."""
+        requests, episodes = requests_of(asked, sampling), {episode.id: episode for episode in asked}
+        work = [1 if self.in_environments else request.work for request in requests]
+        parts = [
+            [episodes[number] for index in part for number in requests[index].rows]
+            for part in balanced_order(work, self.engines)
+        ]
+        rows = [episode.row for episode in asked]
 
         def arrived(answer: PackedEpisodes) -> None:
-            episodes = answer.unpacked(rows)
-            found.update((one.id, one) for one in episodes)
-            if on_done:
-                on_done(episodes)
+            own = answer.unpacked(rows)
+            episodes.update((episode.id, episode) for episode in own)
+            if on_done and (ended := [episode for episode in own if episode.finished]):
+                on_done(ended)
 
-        self.ask(parts, (samples, sampling), arrived)
-        return [found[number] for row in rows for number in ids_of(row, samples)]
+        others = None if until is None else Others(next(self.calls), self.engines)
+        self.ask([[self.sent(part, until)] for part in parts], (sampling, others), arrived)
+        return [episodes[episode.id] for episode in asked]
 
-    def ask(self, parts: Parts, how: tuple[int, Sampling], arrived: Callable[[PackedEpisodes], None]) -> None:
+    def sent(self, part: list[Episode], until: Collection[int] | None) -> EpisodeShare:
+        """Returns a process's share of the episodes as it travels."""
+        rows = list({episode.group: episode.row for episode in part}.values())
+        sent = rows if self.in_environments else [without_answer(row) for row in rows]
+        head = None if until is None else [episode.id for episode in part if episode.id in until]
+        return EpisodeShare(sent, PackedEpisodes.of(part), head)
+
+    def ask(self, parts: Parts, how: tuple[Sampling, Others | None], arrived: Callable[[PackedEpisodes], None]) -> None:
         self.ranks.map("rollout", Rollout.answer, parts, *how, arrived=arrived)
 
     def publish(self) -> Metrics:
@@ -288,8 +320,8 @@ class RolloutServers(ShardedRollout):
     def sleep(self) -> None:
         """Frees nothing: the engines' memory is theirs, also on devices that they share."""
 
-    def ask(self, parts: Parts, how: tuple[int, Sampling], arrived: Callable[[PackedEpisodes], None]) -> None:
-        self.ranks.map("server", RolloutServer.answer, parts, *how, self.version, arrived=arrived)
+    def ask(self, parts: Parts, how: tuple[Sampling, Others | None], arrived: Callable[[PackedEpisodes], None]) -> None:
+        self.ranks.map("server", RolloutServer.answer, parts, how[0], self.version, arrived=arrived)
 
     def publish(self) -> Metrics:
         with self.actor.on_device():
@@ -303,7 +335,7 @@ class RolloutServers(ShardedRollout):
             buckets = [bucket for bucket in answers if bucket is not None]
             self.ranks.map("server", RolloutServer.load_bucket, [[bucket] for bucket in buckets])
             last = buckets[0].last
-        self.version = self.actor.ranks.broadcast("sender", WeightSender.finish)[0]
+        self.published = self.actor.ranks.broadcast("sender", WeightSender.finish)[0]
 
     def verify(self) -> float:
         """Returns the worst engine's gap between its log-probs and the actor's, for tokens that it draws."""

@@ -62,10 +62,12 @@ JOBS: dict[str, list[str]] = {
     "grpo": ["train", *RL, "algorithm.adv_estimator=grpo", "custom_reward_function.path={scorer}"],
     "ppo": ["train", *RL, "algorithm.adv_estimator=gae"],
     "rloo": ["train", *RL, "algorithm.adv_estimator=rloo"],
+    "ahead": ["train", *RL, "algorithm.adv_estimator=grpo", "algorithm.staleness=2",
+              "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.max_num_seqs=40"],
     "lora": ["train", *RL, "algorithm.adv_estimator=grpo", "actor_rollout_ref.model.lora_rank=8"],
     "sft": ["sft", *SMALL],
     "rm": ["rm", "train", *SMALL, "data.val_max_samples=16"],
-}
+}  # fmt: skip
 """One command each. `{folder}` is the run's folder, `{scorer}` a reward function that runs in processes of its own."""
 
 
@@ -80,7 +82,7 @@ class Point:
     """Which calls count, by their arguments."""
 
 
-REINFORCED = frozenset({"grpo", "ppo", "rloo", "lora"})
+REINFORCED = frozenset({"grpo", "ppo", "rloo", "ahead", "lora"})
 SUPERVISED = frozenset(JOBS) - REINFORCED
 STORE = "paddock.runs.checkpoint"
 POINTS: dict[str, Point] = {
@@ -104,7 +106,7 @@ POINTS: dict[str, Point] = {
     "the report is being written": Point("paddock.report.page.render", "after"),
     "a rollout dump is half written": Point("paddock.runs.samples.json.dumps", "after", REINFORCED),
     "the engine begins to generate": Point(
-        "paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", "before", REINFORCED
+        "paddock.engines.rollout.embedded.engine.EmbeddedEngine.answer", "before", REINFORCED
     ),
     "responses are being scored": Point("paddock.rewards.scoring.Scoring.collect", "before", REINFORCED),
     "gradients are there and the optimizer has not stepped": Point("paddock.engines.train.optim.Updater.step"),

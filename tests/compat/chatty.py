@@ -18,7 +18,7 @@ from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.loading.load import load
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.environments import Environments, RowEnvironments
-from paddock.rollouts.episode import Episode
+from paddock.rollouts.episode import Episode, begun
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
 
@@ -93,7 +93,9 @@ def talk(
     weights = load_causal_lm(str(model), dtype=torch.float32, device=torch.device("cpu"))
     sampling = Sampling(**{"max_tokens": length, "stop_tokens": frozenset({END}), "seed": 3, "step": 1, **changes})
     try:
-        return environments.run(engine(weights, max_num_seqs=slots), 7, data.rows(range(len(data))), samples, sampling)
+        return environments.run(
+            engine(weights, max_num_seqs=slots), 7, begun(data.rows(range(len(data))), samples, sampling.step), sampling
+        )
     finally:
         environments.close()
 

@@ -27,13 +27,13 @@ from paddock.facts.machine import this_machine
 from paddock.loading.load import load
 from paddock.models.packing import sequence_lengths
 from paddock.plan.arithmetic import roles
-from paddock.rollouts.environments import ids_of
 from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.packed import PackedEpisodes
 from paddock.runs.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
 from paddock.workers.roles import Roles
 from paddock.workers.sharded import ShardedRollout, cut, share_of
-from paddock.workers.transport import PackedEpisodes, from_arrays, to_arrays
+from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.updates import plan_update
 from paddock.workers.weight_sender import Bucket, WeightSender
 
@@ -259,10 +259,11 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[list[PromptRow]] = []
 
-    def map(self, role: str, method: Any, shares: Any, samples: int, sampling: Sampling, arrived: Any) -> None:
-        self.asked = [rows for (rows,) in shares]
-        for rows in self.asked:
-            arrived(PackedEpisodes.of([answered(row, i) for row in rows for i in ids_of(row, samples)]))
+    def map(self, role: str, method: Any, shares: Any, sampling: Sampling, others: Any, arrived: Any) -> None:
+        self.asked = [asked.rows for (asked,) in shares]
+        for (asked,) in shares:
+            episodes = asked.episodes.unpacked(asked.rows)
+            arrived(PackedEpisodes.of([answered(one.row, one.id) for one in episodes]))
 
 
 def answered(row: PromptRow, number: int) -> Episode:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -167,6 +168,26 @@ def test_a_checkpoint_of_two_workers_resumes_in_one_process_and_back(kept, tmp_p
         rows = train(folder, workers, *common[:-1], f"trainer.total_training_steps={steps}")
     assert_same_numbers(rows, straight)
     assert ledger(folder) == ledger(tmp_path / "straight")
+
+
+def test_rollouts_of_two_workers_run_ahead_and_go_on_in_one_process(kept, tmp_path):
+    """Prompts of each step are those of a run in which nothing runs ahead; a response may begin there and end here."""
+    common = ["algorithm.adv_estimator=grpo", "trainer.save_freq=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+              "trainer.total_training_steps=6", "actor_rollout_ref.rollout.max_num_seqs=24"]  # fmt: skip
+    train(tmp_path / "straight", 1, *common)
+    folder = tmp_path / "ahead"
+    for workers, steps in ((2, 6), (1, 6)):
+        rows = train(folder, workers, *common, "algorithm.staleness=2", f"trainer.total_training_steps={steps}")
+        if workers == 2:
+            assert any(row["rollout/window/carried_tokens"] for row in rows)
+            for step in (4, 6):
+                shutil.rmtree(folder / f"global_step_{step}")
+            (folder / "latest_checkpointed_iteration.txt").write_text("2")
+    ages = [row["training/off_policy/trajectory_staleness_worst/max"] for row in rows]
+    assert len(rows) == 6 and max(ages) in (1, 2)
+    prompts = [[[prompt for prompt, _ in answers] for answers in ledger(run).values()]
+               for run in (folder, tmp_path / "straight")]  # fmt: skip
+    assert prompts[0] == prompts[1]
 
 
 def test_a_scorer_that_raises_leaves_the_finished_steps_of_the_workers(kept, tmp_path):

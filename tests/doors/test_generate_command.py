@@ -82,7 +82,7 @@ def test_parquet_and_jsonl_hold_the_same_and_batches_do_not_matter(tmp_path, mod
 def test_a_run_that_fails_leaves_the_old_file_as_it_was(tmp_path, model, rows, monkeypatch):
     out = tmp_path / "answers.jsonl"
     out.write_text("old")
-    monkeypatch.setattr(EmbeddedEngine, "generate", lambda *_: 1 / 0)
+    monkeypatch.setattr(EmbeddedEngine, "answer", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["generate", f"model={model}", f"data={rows}", f"output={out}", *SMALL])
     assert out.read_text() == "old"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from copy_pairs import MODELS, PROMPTS, SAMPLED, Pair, require_right_log_probs, train, worst_gap
 
 from paddock.config.roles import RolloutConfig
 from paddock.engines.rollout import vllm
+from paddock.engines.rollout.base import Completion, Until, requests_of
 from paddock.engines.rollout.vllm import logprobs_mode
 from paddock.errors import UserError
 from paddock.loading.load import load
@@ -42,6 +45,45 @@ def test_arguments_that_vllm_does_not_have_or_that_are_ours_are_refused_by_name(
         with pytest.raises(UserError) as refused:
             vllm.start({}, {name: 3})
         assert refused.value.key == f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}"
+
+
+@pytest.mark.vllm
+def test_a_pause_returns_what_was_drawn_and_the_rest_is_drawn_by_new_weights(pair):
+    engine, sampling = pair.engine, replace(SAMPLED, max_tokens=24, stop_tokens=frozenset())
+    requests = [
+        replace(request, limit=4 if request.keys == [0, 1] else 24) for request in requests_of(PROMPTS, sampling)
+    ]
+    found = {part.key: part for part in engine.answer(requests, sampling, until=Until([0, 1]))}
+    assert {key for key, part in found.items() if part.finished} == {0, 1} and len(found) == 6
+    assert all(4 <= len(found[key].tokens) < 24 and not found[key].stopped for key in (2, 3, 4, 5))
+    require_own_log_probs(pair.model, found.values(), {})
+    pair.change()
+    pair.sync()
+    own = {key: request for request in requests for key in request.keys}
+    rest = engine.answer([own[key].after(found[key]) for key in (2, 3, 4, 5)], sampling)
+    assert all(part.finished and len(found[part.key].tokens) + len(part.tokens) == 24 for part in rest)
+    require_own_log_probs(pair.model, rest, found)
+
+
+def require_own_log_probs(model: Any, parts: Iterable[Completion], before: dict[int, Completion]) -> None:
+    """Holds log-probs of parts to a forward pass over the prompt, what was drawn `before`, and the part."""
+    prompts = {row: prompt.tokens for prompt in PROMPTS for row in prompt.rows}
+    for part in parts:
+        start = prompts[part.row] + (before[part.key].tokens if part.key in before else [])
+        with torch.no_grad():
+            logits = model(torch.tensor([start + part.tokens])).logits[0, len(start) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(part.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(part.log_probs), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.vllm
+def test_rollouts_run_ahead(tmp_path):
+    pytest.importorskip("vllm")
+    keys = ("algorithm.staleness=1", "actor_rollout_ref.rollout.max_num_seqs=12", "data.train_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4")  # fmt: skip
+    steps = train(tmp_path, "vllm", "trainer.total_training_steps=4", *keys)
+    ages = [step["training/off_policy/trajectory_staleness_worst/max"] for step in steps]
+    assert len(ages) == 4 and max(ages) <= 1
 
 
 @pytest.mark.vllm

@@ -273,6 +273,13 @@ def test_listeners_hear_of_steps_checkpoints_and_validations(tmp_path):
     assert heard == [(0, True), 1, (2, True), "global_step_2", 2]
 
 
+def test_a_run_that_was_exported_before_its_first_step_goes_on(tmp_path):
+    with paddock.Run(**{**SMALL, "folder": tmp_path / "run"}) as run:
+        run.export(tmp_path / "model")
+    with paddock.Run(**{**SMALL, "folder": tmp_path / "run"}) as run:
+        assert run.train().trained == 2
+
+
 def test_what_is_trained_is_evaluated_asked_exported_and_reported(tmp_path):
     with rows_and_reward(tmp_path / "run") as run:
         run.train()

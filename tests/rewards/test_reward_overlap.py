@@ -49,8 +49,10 @@ class Slow:
     def __init__(self, tokenizer, tells: str):
         self.tokenizer, self.tells, self.ended = tokenizer, tells, list[float]()
 
-    def generate(self, prompts, sampling, on_done=None):
-        rows = [row for prompt in prompts for row in prompt.rows]
+    decoded = None
+
+    def answer(self, requests, sampling, on_done=None, until=None):
+        rows = [row for request in requests for row in request.rows]
         found = {}
         for row in sorted(rows, key=lambda row: -row % 7):  # not in the order of the batch
             time.sleep(0.15)

@@ -17,7 +17,7 @@ from paddock.loading.load import load
 from paddock.models.load import load_causal_lm, load_tokenizer
 from paddock.rollouts.conversation import Conversation
 from paddock.rollouts.environments import Environments, RowEnvironments
-from paddock.rollouts.episode import Episode
+from paddock.rollouts.episode import Episode, begun
 
 EOS = 1
 ENGINES: dict[str, Callable[..., RolloutEngine]] = {"embedded": EmbeddedEngine, "hf": HFEngine}
@@ -57,7 +57,7 @@ def talk(
     environments = opened(environment, f"actor_rollout_ref.rollout.max_num_seqs={slots}", *settings)
     own = ENGINES[engine](model(weights), max_num_seqs=slots, stop_tables=StopTables(tokenizer()))
     try:
-        return environments.run(own, 7, rows(count, data), samples, sampling(length, **changes))
+        return environments.run(own, 7, begun(rows(count, data), samples, 0), sampling(length, **changes))
     finally:
         environments.close()
 

@@ -20,6 +20,7 @@ from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.rollouts import conversations
 from paddock.rollouts.batch import with_prompts, with_responses
 from paddock.rollouts.conversations import Conversations
+from paddock.rollouts.episode import begun
 
 ENOUGH = 3
 """Turns after which the environments of these tests end."""
@@ -122,7 +123,7 @@ def test_a_longest_sequence_of_prompt_and_response_is_enough_if_conversations_ar
     environments = opened(Echo, f"actor_rollout_ref.rollout.max_num_seqs={slots}")
     engine = EmbeddedEngine(model(), max_num_seqs=slots, max_model_len=64)  # 32 + 32
     try:
-        assert len(environments.run(engine, 7, rows(4), 2, sampling(32))) == 8
+        assert len(environments.run(engine, 7, begun(rows(4), 2, 0), sampling(32))) == 8
     finally:
         environments.close()
 
@@ -293,7 +294,7 @@ def test_what_an_environment_raises_stops_the_run_by_name_and_cancels_the_others
     environments = opened(Broken)
     engine = EmbeddedEngine(talk.__globals__["model"](), max_num_seqs=8)
     with pytest.raises(paddock.UserError, match=r"environment=.*Broken: step raised RuntimeError: no, .*row") as error:
-        environments.run(engine, 0, rows(4), 1, sampling())
+        environments.run(engine, 0, begun(rows(4), 1, 0), sampling())
     assert "mend the environment" in str(error.value)
     assert cancelled.wait(10) and engine.session is None
     engine.generate([], sampling())  # it can be used again

@@ -133,7 +133,7 @@ def test_a_scorer_that_raises_in_step_3_leaves_steps_1_and_2(estimator, tmp_path
 
 POINTS = {
     "data": ("paddock.data.loader.Loader.next_prompts", 2),
-    "engine": ("paddock.engines.rollout.embedded.engine.EmbeddedEngine.generate", 2),
+    "engine": ("paddock.engines.rollout.embedded.engine.EmbeddedEngine.answer", 2),
     "advantages": ("paddock.trainer.loop.compute_advantages", 2),
     "dump": ("paddock.trainer.loop.dump_samples", 2),
     "publish": ("paddock.trainer.loop.Trainer.publish", 3),

@@ -92,7 +92,7 @@ def test_an_error_knows_the_innermost_phase_that_it_ended() -> None:
 
 
 def test_a_rollout_without_memory_keeps_the_steps_before_it(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Collector, "respond", failing(Collector.respond, 1))
+    monkeypatch.setattr(Collector, "drawn_by", failing(Collector.drawn_by, 1))
     with pytest.raises(
         UserError, match=r"phase `gen` \(generation\): CUDA out of memory\. Tried to allocate 20\.00 GiB"
     ) as caught:
@@ -119,7 +119,7 @@ def test_an_update_without_memory_ends_with_exit_code_2_and_no_traceback(tmp_pat
 
 
 def test_an_evaluation_without_memory_says_so(monkeypatch) -> None:
-    monkeypatch.setattr(Collector, "respond", failing(Collector.respond, 0))
+    monkeypatch.setattr(Collector, "drawn_by", failing(Collector.drawn_by, 0))
     with ExitStack() as things, pytest.raises(UserError, match="phase `testing` \\(validation"):
         evaluate(Assembly(load(SMALL).config, things))
 

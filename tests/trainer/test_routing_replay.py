@@ -27,8 +27,8 @@ from paddock.models.attention import NAME
 from paddock.models.experts import Routing, experts_of
 from paddock.rollouts.batch import with_responses
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.packed import PackedEpisodes
 from paddock.trainer.reinforcement import train
-from paddock.workers.transport import PackedEpisodes
 
 A, RO = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 R3 = [f"{A}.router_replay.mode=R3", f"{RO}.enable_rollout_routing_replay=True"]

@@ -267,7 +267,7 @@ def test_adapters_learn_from_a_teacher_beside_their_reference(teachers, tmp_path
 def test_conversations_are_scored_without_what_the_environment_wrote(teachers, tmp_path, monkeypatch):
     seen = []
     learn = Trainer.learn
-    monkeypatch.setattr(Trainer, "learn", lambda self, batch: seen.append(batch) or learn(self, batch))
+    monkeypatch.setattr(Trainer, "learn", lambda self, batch, **others: seen.append(batch) or learn(self, batch))
     rows = run(tmp_path, one(teachers[0]), ALONE, "environment=builtin:guess", "trainer.total_training_steps=1")
     batch = seen[0]
     assert rows[0]["num_turns/mean"] > 2 and batch.need("mask").sum() < batch.need("lengths").sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -69,6 +69,12 @@ class Chosen:
             return NotImplemented
         return torch.equal(self.prompt, other.prompt) and torch.equal(self.response, other.response)
 
+    def behind(self, prompt: int) -> Chosen:
+        """Returns the choices of a response that went on from its first tokens, behind so many tokens of a prompt."""
+        if prompt == len(self.prompt):
+            return self
+        return Chosen(self.prompt[:prompt], torch.cat([self.prompt[prompt:], self.response]))
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -113,6 +119,11 @@ class Request:
     """Tokens at the end of `tokens` that were drawn before an interruption: stop strings and `Sampling.min_tokens` are
     of them and of what follows."""
 
+    @property
+    def work(self) -> int:
+        """Returns the most tokens that are computed for it."""
+        return len(self.tokens) + len(self.rows) * self.limit
+
     def after(self, part: Completion) -> Request:
         """Returns the request for the rest of a response that was interrupted."""
         return replace(
@@ -145,21 +156,18 @@ class Limits:
     """Most tokens of a prompt with its response; None: the longest request, and a whole response behind it."""
     behind: int | None = None
     """Most tokens of all turns behind those that a kept response began with; None: those of one response."""
+    parts: bool = False
+    """True if the session may be paused before its responses are finished, which then go on in another one."""
 
     @staticmethod
-    def of(requests: Iterable[Request]) -> Limits:
-        return Limits([(len(request.tokens), len(request.rows)) for request in requests])
+    def of(requests: Iterable[Request], parts: bool = False) -> Limits:
+        return Limits([(len(request.tokens), len(request.rows)) for request in requests], parts=parts)
 
 
 def joined(part: Completion, rest: Completion) -> Completion:
     """Returns a response of which `part` was drawn before an interruption, and `rest` after it."""
-    experts = rest.experts
-    if experts is not None:
-        assert part.experts is not None
-        own = len(part.experts.prompt)
-        response = torch.cat([experts.prompt[own:], experts.response])
-        experts = Chosen(experts.prompt[:own], response)
     tokens, log_probs = part.tokens + rest.tokens, part.log_probs + rest.log_probs
+    experts = rest.experts and part.experts and rest.experts.behind(len(part.experts.prompt))
     return replace(rest, tokens=tokens, log_probs=log_probs, experts=experts)
 
 
@@ -175,9 +183,43 @@ class EngineConfig(Protocol):
     trainer: TrainerConfig
 
 
+@dataclass(frozen=True)
+class Until:
+    """Says when a session ends before all of its responses are finished."""
+
+    keys: Collection[int]
+    """Responses that must be finished."""
+    others: Callable[[], bool] | None = None
+    """Asked once they are: True if other engines have finished theirs, too. None: this engine is alone."""
+    look: float | None = None
+    """Seconds between two questions to `others`."""
+
+    def reached(self, finished: Collection[int]) -> bool:
+        return all(key in finished for key in self.keys) and (self.others is None or self.others())
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Counts decode steps, and the responses that were alive in each of them."""
+
+    steps: int = 0
+    rows: int = 0
+
+    def since(self, before: Decoded) -> dict[str, float]:
+        """Returns the decode steps since then, and how many responses were alive in a step, as metrics."""
+        steps = self.steps - before.steps
+        alive = {"rollout/live_rows": (self.rows - before.rows) / steps} if steps else {}
+        return {"rollout/decode_steps": float(steps), **alive}
+
+
 class RolloutEngine(Protocol):
     """An engine works in sessions: between `resume` and `pause` it answers requests, all under one `Sampling`, and the
     model's weights do not change."""
+
+    @property
+    def decoded(self) -> Decoded | None:
+        """Returns what it has decoded so far; None: it does not count that."""
+        return None
 
     def resume(self, sampling: Sampling, limits: Limits) -> None:
         """Opens a session with room for `limits`."""
@@ -214,26 +256,35 @@ class RolloutEngine(Protocol):
         """Ends the session after an error: nothing of it is left behind."""
         self.pause()
 
-    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
-        """Answers all prompts in a session of their own; returns the responses in the order of the prompts and rows."""
-        requests = requests_of(prompts, sampling)
+    def answer(
+        self, requests: list[Request], sampling: Sampling, on_done: OnDone | None = None, until: Until | None = None
+    ) -> list[Completion]:
+        """Answers requests in a session of their own: all of them, or until those that `until` names are finished.
+
+        Returns the responses that are finished, then what was drawn of others. `on_done` hears of those that are
+        finished while more are to come.
+        """
         if not requests:
             return []
-        wanted = sum(len(request.rows) for request in requests)
-        completions: dict[int, Completion] = {}
-        self.resume(sampling, Limits.of(requests))
+        keys = {key for request in requests for key in request.keys}
+        finished: dict[int, Completion] = {}
+        self.resume(sampling, Limits.of(requests, parts=until is not None))
         try:
             self.submit(requests)
-            while len(completions) < wanted:
-                done = self.advance()
-                completions.update((completion.key, completion) for completion in done)
-                if on_done is not None and done and len(completions) < wanted:
+            while not (until and until.reached(finished)) and len(finished) < len(keys):
+                done = self.advance(until.look if until else None)
+                finished.update((completion.key, completion) for completion in done)
+                if on_done is not None and done and len(finished) < len(keys):
                     on_done(done)
         except BaseException:
             self.abandon()
             raise
-        self.pause()
-        return [completions[key] for key in range(wanted)]
+        return [*finished.values(), *self.pause()]
+
+    def generate(self, prompts: list[Prompt], sampling: Sampling, on_done: OnDone | None = None) -> list[Completion]:
+        """Answers all prompts in a session of their own; returns the responses in the order of the prompts and rows."""
+        completions = self.answer(requests_of(prompts, sampling), sampling, on_done)
+        return sorted(completions, key=lambda completion: completion.key)
 
     def sleep(self) -> None:
         """Frees device memory that is idle between sessions."""

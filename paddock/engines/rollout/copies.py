@@ -37,12 +37,13 @@ class WeightCopy(CopyEngine):
         self.frees = free_cache and device != "cpu"  # a CPU's sleep frees nothing
         self.asleep, self.stale = False, True
         self.sampling: Sampling | None = None
+        self.parts = False
 
     def resume(self, sampling: Sampling, limits: Limits) -> None:
         """Opens a session. The package sizes its cache by its own arguments, whatever the limits."""
         assert not self.stale, "the engine has no weights yet, or they were given up while it slept"
         assert self.sampling is None, "a session is open: pause it first"
-        self.sampling = sampling
+        self.sampling, self.parts = sampling, limits.parts
         self.strings = self.stop_tables.of(sampling.stop, torch.device("cpu"))
 
     @abstractmethod

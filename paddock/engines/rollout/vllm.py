@@ -192,7 +192,7 @@ class VLLMEngine(WeightCopy):
             for key, row, seed in zip(request.keys, request.rows, row_seeds(request, sampling), strict=True):
                 self.requests += 1
                 name = f"paddock-{self.requests}"
-                asked = parameters(sampling, seed, request.limit, request.minimum(sampling))
+                asked = parameters(sampling, seed, request.limit, request.minimum(sampling), self.parts)
                 self.core.add_request(name, {"prompt_token_ids": request.tokens}, asked, lora_request=self.adapter)
                 self.waiting[name] = Drawing(key, row, request.minimum(sampling), state)
 
@@ -227,11 +227,16 @@ class VLLMEngine(WeightCopy):
         )
 
     def pause(self) -> list[Completion]:
-        """Ends the session. What is not finished begins again when it is submitted again, with the same seed."""
+        """Ends the session. What is not finished goes on from its part, or begins again with the same seed."""
         if self.waiting:
             self.core.abort_request(list(self.waiting))
+        parts = [
+            Completion(part.row, part.tokens, part.log_probs, stopped=False, key=part.key, finished=False)
+            for part in self.waiting.values()
+            if self.parts and part.tokens
+        ]
         self.sampling, self.waiting = None, {}
-        return []
+        return parts
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]], first: bool, last: bool) -> None:
         self.sent = noted(bucket) if first else self.sent | noted(bucket)
@@ -359,7 +364,10 @@ def start(own: dict[str, Any], extra: dict[str, Any]) -> Any:
         ) from error
 
 
-def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens: int = 0) -> Any:
+def parameters(
+    sampling: Sampling, seed: int | None, max_tokens: int, min_tokens: int = 0, as_drawn: bool = False
+) -> Any:
+    """`as_drawn`: tokens are told when they are drawn, as stop strings need it; else when the response is finished."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -376,7 +384,7 @@ def parameters(sampling: Sampling, seed: int | None, max_tokens: int, min_tokens
         detokenize=False,
         # It bars the model's own end too, which ends nothing if stop tokens are ignored.
         min_tokens=0 if sampling.ignore_eos else min(min_tokens, max_tokens),
-        output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if sampling.stop or as_drawn else RequestOutputKind.FINAL_ONLY,
     )
 
 

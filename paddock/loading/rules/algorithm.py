@@ -1,19 +1,21 @@
-"""Rules on estimators, losses, correction and routers."""
+"""Rules on estimators, losses, correction, rollouts that run ahead, and routers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from paddock.config import rollout_correction
+from paddock.config.conversations import converses
 from paddock.config.roles import DECLARED_LOSSES, POLICY_LOSSES
 from paddock.config.schema import Config
-from paddock.config.topology import estimator_needs
+from paddock.config.topology import anchors_at_rollout, corrects_rollout, engine_size, estimator_needs, rolls_out_apart
 from paddock.loading.rules.form import Breach, Scope, rule
 from paddock.loading.rules.limits import unknown
 
 _A = "actor_rollout_ref.actor"
 _M = "actor_rollout_ref.model"
 _RO = "actor_rollout_ref.rollout"
+AHEAD = "algorithm.staleness"
 
 
 @rule
@@ -55,6 +57,37 @@ def losses_have_what_they_need(config: Config) -> Iterator[Breach]:
 @rule
 def correction_can_be_read(config: Config) -> None:
     rollout_correction.parse(config.algorithm.rollout_correction)
+
+
+@rule(Scope.UPDATES)
+def rollouts_may_run_ahead(config: Config) -> Iterator[Breach]:
+    """Refuses what has no meaning for tokens of older weights, and what cannot interrupt its responses."""
+    group, algorithm, fix = config.actor_rollout_ref, config.algorithm, f"{AHEAD}=0"
+    loss = config.distillation.distillation_loss
+    if not algorithm.staleness:
+        return
+    if "greedy_baseline" in estimator_needs(config):
+        yield AHEAD, f"{algorithm.adv_estimator} compares a response with a greedy one of the same weights", fix
+    if config.distillation.enabled and not loss.use_policy_gradient:
+        reason = "the divergence from a teacher is a loss of the current policy's own tokens"
+        yield AHEAD, reason, f"{fix}, or distillation.distillation_loss.use_policy_gradient=True"
+    if group.rollout.deterministic:
+        yield AHEAD, "conversations that wait for each other cannot be of several steps", fix
+    if converses(group.rollout, config.environment):
+        yield AHEAD, "conversations do not run ahead yet", fix
+    if rolls_out_apart(config) or engine_size(config) > 1:
+        yield AHEAD, "engines in a pool of their own, or over several devices, do not run ahead yet", fix
+    if algorithm.filter_groups.enable:
+        yield AHEAD, "groups that are filtered do not run ahead yet", fix
+
+
+@rule(Scope.UPDATES)
+def old_tokens_are_corrected(config: Config) -> Iterator[Breach]:
+    """Rollouts that run ahead always have a correction in force."""
+    off = config.algorithm.rollout_correction.preset == "disabled"
+    if config.algorithm.staleness and (off or not (corrects_rollout(config) or anchors_at_rollout(config))):
+        reason = f"tokens are up to {config.algorithm.staleness} updates old, and nothing corrects for that"
+        yield "algorithm.rollout_correction.preset", reason, "leave it out, or algorithm.staleness=0"
 
 
 @rule

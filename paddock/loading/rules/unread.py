@@ -47,6 +47,9 @@ def done_otherwise(config: Config) -> Iterator[str]:
             f"{_RO}.val_kwargs.n={validation.n}: greedy answers to one prompt are all the same, and one would do; "
             f"to sample them, set {_RO}.val_kwargs.do_sample=True and a temperature"
         )
+    if config.algorithm.staleness and not engine_kind(config.actor_rollout_ref.rollout.name).keeps_parts:
+        name = config.actor_rollout_ref.rollout.name
+        yield f"{_RO}.name={name}: it draws a response anew that a step interrupts, so that little runs ahead"
     for role in (_A, "critic") if config.critic.enable else (_A,):
         saved = tree.get(config, f"{role}.checkpoint.save_contents")
         if missing := [part for part in PARTS if part not in saved]:

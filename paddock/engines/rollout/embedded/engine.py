@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from paddock.core.device import Launched, can_record, empty_cache, to_device
 from paddock.core.garbage import collecting_new_objects
-from paddock.engines.rollout.base import Completion, EngineConfig, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, Decoded, EngineConfig, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool, numbers_of_a_token, worth_sharing
 from paddock.engines.rollout.embedded.prepacked import prepacked
@@ -55,6 +55,8 @@ class EmbeddedEngine(RolloutEngine):
 
     `merge` adds adapters that are on to the weights while a session is open.
     """
+
+    decoded = Decoded()
 
     def __init__(
         self,
@@ -117,8 +119,8 @@ class EmbeddedEngine(RolloutEngine):
             self.session, self.contexts, self.waiting = sequences, contexts.pop_all(), deque()
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Adds requests; the longest are computed first, so that neighbours are of like length. Those that go on from a
-        parked response come before them."""
+        """Adds requests: those of earlier steps are computed first, and of one step the longest, so that neighbours are
+        of like length. Those that go on from a parked response come before them."""
         assert self.session is not None, "no session is open: resume comes first"
         parked, begun = self.session.parked, []
         for request in requests:
@@ -135,7 +137,8 @@ class EmbeddedEngine(RolloutEngine):
                 value=True,
                 fix="leave it out where conversations have several turns",
             )
-        self.waiting = deque(sorted([*self.waiting, *begun], key=lambda request: -len(request.tokens)))
+        waiting = sorted([*self.waiting, *begun], key=lambda request: (request.step, -len(request.tokens)))
+        self.waiting = deque(waiting)
 
     @torch.no_grad()
     def advance(self, seconds: float | None = None) -> list[Completion]:
@@ -228,12 +231,14 @@ class EmbeddedEngine(RolloutEngine):
         `beside`: new tokens that the first of these steps computes as well.
         """
         if not self.on_gpu:
+            self.count(1, sequences.live)
             more = 0 if sequences.routes else spare(sequences.live, self.dtype, self.model.device)
             self.step(sequences, min(sequences.live + more, sequences.slots.count), beside)
             return sequences.aged(1)
         times = min(TURN_STEPS if sequences.parks else STEPS, sequences.longest_wait)
         if times <= 0:  # all are finished, which the host has not seen yet
             return
+        self.count(times, sequences.live)
         if beside is not None:
             self.repeat(sequences, sequences.slots.count, 1, beside)  # of all slots: fewer sizes, fewer graphs
         rows, left = bucket(sequences.live, sequences.slots.count), times - (beside is not None)
@@ -241,6 +246,9 @@ class EmbeddedEngine(RolloutEngine):
         self.before_last_step = Launched(self.model.device)
         self.repeat(sequences, rows, min(left, 1))
         sequences.aged(times)
+
+    def count(self, steps: int, rows: int) -> None:
+        self.decoded = Decoded(self.decoded.steps + steps, self.decoded.rows + steps * rows)
 
     def repeat(self, sequences: Sequences, rows: int, times: int, beside: Extension | None = None) -> None:
         if self.records and self.experts is None:  # how many tokens an expert gets is not known to a graph
@@ -303,6 +311,7 @@ class EmbeddedEngine(RolloutEngine):
         at_once = sum(sizes[: count // min(rows for _, rows in parts)])
         pool = self.slots
         if pool is None or pool.count < count or pool.prompt_tokens < at_once or pool.answer_tokens < behind:
+            at_once = max(at_once, pool.prompt_tokens * 5 // 4) if pool and pool.prompt_tokens < at_once else at_once
             self.free()
             pool = TokenPool(count, rounded(at_once), rounded(behind), self.model.device)
             self.slots = pool
