@@ -6,6 +6,7 @@ reads the texts that name keys.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from paddock.errors import UserError
@@ -15,6 +16,7 @@ from paddock.loading.foreign import (
     KeyRule,
     Refused,
     RefusedInTraining,
+    Several,
     keys_in,
     moved,
     per_device,
@@ -35,6 +37,17 @@ def _engine(value: Any) -> Any:
         reason = f"{value} is not a training engine here"
         raise UserError(reason, key="model_engine", value=value, fix="model_engine=fsdp, or model_engine=megatron")
     return known[value]
+
+
+def _trainer_mode(key: str, value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how far rollouts run ahead in a mode of verl's V1 trainer."""
+    if value == "sync":
+        return {}
+    if value != "colocate_async":
+        reason = "engines in a pool of their own do not run ahead yet"
+        raise UserError(reason, key=key, value=value, fix=f"{key}=colocate_async, on the trainer's devices")
+    batches = int(given.get("trainer.v1.colocate_async.num_warmup_batches", 1))
+    return {"algorithm.staleness": min(batches, int(given.get("trainer.v1.sampler.max_off_policy_threshold", batches)))}
 
 
 RENAMED = {
@@ -146,7 +159,7 @@ REFUSED: dict[str, KeyRule] = {
     "trainer.default_hdfs_dir": Refused("HDFS is not written", "mount it, and set trainer.default_local_dir"),
     "trainer.del_local_ckpt_after_load": Refused(
         "a checkpoint that was just read may be the only one", "set trainer.max_actor_ckpt_to_keep", (None, False)),
-    "trainer.v1.*": Refused("there is one trainer, and it is synchronous", "leave it out"),
+    "trainer.v1.*": Refused("is of another trainer", "leave it out; algorithm.staleness draws batches ahead"),
     "transfer_queue.*": Refused("tensors travel without a queue service", "leave it out", (None, False)),
     "global_profiler.tool": RefusedInTraining(
         "no profiler is started", "leave it out; metrics.jsonl has the seconds of every phase of a step"),
@@ -239,6 +252,10 @@ IGNORED: dict[str, KeyRule] = {
     "data.return_multi_modal_inputs": Ignored("images are processed once, for rollout and training"),
     "trainer.use_legacy_worker_impl": Ignored("there is one worker implementation"),
     "trainer.use_v1": Ignored("there is one trainer"),
+    "trainer.v1.{colocate_async.num_warmup_batches,sampler.max_off_policy_threshold}": Ignored(
+        "algorithm.staleness bounds the age of tokens, and trainer.v1.trainer_mode sets it"),
+    "trainer.v1.sampler.max_off_policy_strategy": Ignored(
+        "nothing is dropped for its age: no token is older than algorithm.staleness"),
     "{@actor,@ref,@rollout,critic,reward_model}.profile* "
     "global_profiler.{steps,profile_continuous_steps,save_path,global_tool_config*} profile.options.* "
     "trainer.profile_steps": Ignored("no profiler is started: global_profiler.tool is refused"),
@@ -288,6 +305,7 @@ RULES: dict[str, KeyRule] = {
         for engine in ("veomni", "automodel", "torchtitan", "deepspeed", "mindspeed")
         for key in keys_in(f"@actor.{engine}* @ref.{engine}* critic.{engine}*")
     },
+    "trainer.v1.trainer_mode": Several(_trainer_mode, "the batches that are drawn ahead"),
     **table(REFUSED),
     **table(IGNORED),
     **FORKS,

@@ -127,8 +127,9 @@ REFUSED: dict[str, KeyRule] = {
         f"environment=FILE:Class, or {_RO}.agent.agent_loop_config_path",
         (None, "verl.trainer.naive_chat_scheduler.NaiveChatCompletionScheduler")),
     "async_training.* async_resources.* async_flow.* rollout.{nnodes,n_gpus_per_node,total_rollout_steps}": Refused(
-        "rollouts that run asynchronously to training are not built",
-        "python3 -m verl.trainer.main_ppo, which is synchronous", (None, False)),
+        "engines in a pool of their own do not run ahead yet",
+        "python3 -m verl.trainer.main_ppo algorithm.staleness=1, which draws ahead on the trainer's devices",
+        (None, False)),
     "teacher.* @teacher.*": Refused(
         "a teacher runs within the run, without a server",
         "distillation.enabled=True distillation.teacher_models: docs/en/distillation.md", (None, False)),

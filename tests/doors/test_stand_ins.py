@@ -218,7 +218,7 @@ def test_a_module_of_verl_is_matched_exactly_and_one_that_is_not_here_is_refused
     for module, reason in (
         ("verl.trainer.main_ppo_x", "has no such module"),
         ("verl_mlite.launch", "Megatron Lite is not a training engine"),
-        ("verl.experimental.fully_async_policy.fully_async_main", "asynchronously to training are not built"),
+        ("verl.experimental.fully_async_policy.fully_async_main", "in a pool of their own do not run ahead yet"),
     ):
         with pytest.raises(UserError, match=reason) as error:
             is_ours(["-m", module])

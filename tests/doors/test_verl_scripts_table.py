@@ -35,7 +35,7 @@ def test_each_script_has_one_outcome_with_its_reason(tmp_path: Path):
         "sft/broken.sh": "broken",
     }
     assert rows["grpo_trainer/planned.sh"]["given"] == {"MODEL_PATH": "/data/model_path", "NNODES": "1"}
-    assert "asynchronously to training are not built; fix: " in rows["grpo_trainer/refused.sh"]["why"]
+    assert "in a pool of their own do not run ahead yet" in rows["grpo_trainer/refused.sh"]["why"]
     assert rows["sft/asks.sh"]["given"] == {"<nproc_per_node>": "8"} and "exit code 3" in rows["sft/asks.sh"]["why"]
     assert "broken.sh: line 2: ./not_there.sh: No such file" in rows["sft/broken.sh"]["why"]
     assert "all: 4 scripts: 1 planned, 1 refused, 2 broken, 0 TRACEBACK, 0 HANG" in done.stdout

@@ -54,9 +54,10 @@ NODES = re.compile(r"--(?:nnodes|num_nodes|num_machines)[= ](\d+)(?![\d:])")
 STARTS = re.compile(r"\b(ray|subprocess|system|popen|download|snapshot_download|from_pretrained|load_dataset)\b")
 """What a `python -c` names that is more than a question."""
 
+AHEAD = "engines in a pool of their own do not run ahead yet; main_ppo with algorithm.staleness=1 does on the trainer's"
 NOT_BUILT = {
-    "verl.experimental.fully_async_policy": "rollouts that run asynchronously to training are not built",
-    "verl.experimental.one_step_off_policy": "rollouts that run asynchronously to training are not built",
+    "verl.experimental.fully_async_policy": AHEAD,
+    "verl.experimental.one_step_off_policy": AHEAD,
     "verl_mlite": "Megatron Lite is not a training engine here",
 }
 """Modules that Paddock has no counterpart for, with the reason."""
