@@ -301,7 +301,7 @@ FILES = [
     file("numbered", "1: 2\n", "1", "no such key"),
     file("circle", "defaults:\n  - circle\n  - _self_\n", "circle"),
     file("groups", "defaults:\n  - optimizer: adam\n", "config groups are not used here"),
-    file("missing", "defaults:\n  - not_there\n", "not_there", "nor a built-in"),
+    file("missing", "defaults:\n  - not_there\n", "not_there", "no not_there.yaml in ."),
     file("mapped", "defaults: ppo_trainer\n", "defaults", "is not a list"),
     file("looped", "data:\n  prompt_key: ${data.prompt_key}\n", "data.prompt_key"),
     file("bomb", "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -334,7 +334,7 @@ PATHS = [
     Case("folders for files", ("rm", "train", "data=d", "model=builtin:tiny"),
          ("data.train_files=d", EMPTY), (empty_folder("d"),)),
     Case("folders for files", ("run", "/tmp"), ("paddock run /tmp", "is a folder")),
-    Case("folders for files", ("data", "from-jsonl", "/tmp"), ("FILE=/tmp", "is a folder")),
+    Case("folders for files", ("data", "from-jsonl", "/tmp"), ("FILE=/tmp", "is no JSON file by its name")),
     Case("folders for files", ("train", f"{M}.path=f", GRPO), (f"{M}.path=f", "is a file, not a folder"),
          (text("f", "x"), )),
     Case("folders for files", ("train", f"{M}.path=./f", GRPO), (f"{M}.path=./f", "is a file, not a folder"),

@@ -197,11 +197,11 @@ def shape(**changes):
 
 CHECKPOINTS = [
     stored(without("manifest.json"), says=("trainer.default_local_dir=run", "there is no manifest.json")),
-    stored(shape(files=[]), says=("trainer.default_local_dir=run", "as files")),
-    stored(shape(format="1"), says=("trainer.default_local_dir=run", "as format")),
+    stored(shape(files=[]), says=("trainer.default_local_dir=run", "as this program writes it")),
+    stored(shape(format="1"), says=("trainer.default_local_dir=run", "as this program writes it")),
     stored(shape(format=9), says=("trainer.default_local_dir=run", "of a later version")),
-    stored(shape(files={"../x": {"size": 1, "sha256": "0"}}), says=("no file in this folder",)),
-    stored(written("manifest.json", "[]"), says=("not an object",)),
+    stored(shape(files={"../x": {"size": 1, "sha256": "0"}}), says=("as this program writes it",)),
+    stored(written("manifest.json", "[]"), says=("as this program writes it",)),
     stored(truncated("actor/model.safetensors"), says=("actor/model.safetensors has",)),
     stored(without("actor/config.json"), says=("actor/config.json is missing",)),
     stored(closed("manifest.json"), says=("manifest.json", "Permission denied")),
