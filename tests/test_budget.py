@@ -16,8 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
 FILES_WITH_THE_WHOLE_CONFIG = 32
-PLACES_OF_ERRORS = 362
-WORDS = {"found": 701, "told": 81, "one": 1527, "said": 206}
+PLACES_OF_ERRORS = 363
+WORDS = {"found": 697, "told": 81, "one": 1538, "said": 206}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
     "__init__.py": 67,
@@ -38,17 +38,17 @@ LINES = {
     "help": 801,
     "kernels": 1797,
     "library": 922,
-    "loading": 2444,
+    "loading": 2441,
     "models": 4967,
     "plan": 1104,
     "report": 593,
     "rewards": 3189,
-    "rollouts": 1890,
+    "rollouts": 1995,
     "runs": 1775,
     "sandbox": 3480,
     "trainer": 2064,
-    "verl": 2564,
-    "workers": 2557,
+    "verl": 2570,
+    "workers": 2570,
 }
 
 

@@ -46,26 +46,10 @@ from paddock.environments.tools import Schema, ToolError, ToolFailure, written
 from paddock.errors import UserError
 from paddock.rollouts.episode import Counts, Episode, Span
 from paddock.rollouts.texts import backend_of
+from paddock.rollouts.waits import TimeLimit, Waits, Wanted
 
 TIMED_OUT = "the tool took longer than {:g} s"
 OPENING_TOKENS = 8  # before a turn, in which the generation prompt may have begun its thinking
-Waits = Generator["Wanted | Future[Any]", Any, Any]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Asks for the policy's next turn."""
-
-    tokens: list[int]
-    """The prompt, and all spans so far."""
-    start: int
-    """Tokens of the response so far."""
-    limit: int
-    """Most tokens of the turn."""
-    keep: bool
-    """True if another turn may follow: the engine keeps keys and values."""
-    anew: bool = False
-    """True if the tokens are not those of the turn before and more: what the engine keeps of it is of no use."""
 
 
 class Started(NamedTuple):
@@ -74,10 +58,6 @@ class Started(NamedTuple):
     future: Future[Any]
     own: partial[Any]
     """The call itself, to be repeated in this thread."""
-
-
-class TimeLimit(Exception):
-    """Raised in a conversation whose call took longer than `multi_turn.tool_timeout`."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +97,10 @@ class Conversation:
     setting: ConversationSetting
     sampling: Sampling
     version: int
+    """Version of the weights of the session that draws."""
     spans: list[Span] = field(default_factory=list)
+    turn: list[Span] = field(default_factory=list)
+    """Spans of the turn that was drawn last, until it is read: one for each session that drew a part of it."""
     messages: list[Message] = field(default_factory=list)
     """What was said behind the prompt, as the policy wrote and read it."""
     completion: list[Message] = field(default_factory=list)
@@ -138,6 +121,8 @@ class Conversation:
     """Score of the episode, if no reward function is to be asked: an agent loop may give one."""
     extends: ClassVar[bool] = True
     """True: each turn goes on from all tokens before it."""
+    runs_ahead: ClassVar[bool] = True
+    """True if weights of several versions may draw it."""
 
     @property
     def plain(self) -> bool:
@@ -213,10 +198,22 @@ class Conversation:
         length, keep = len(tokens) - len(self.prompt.tokens), self.counts.turns + 1 < self.most_turns
         return Wanted(tokens, length, self.sampling.max_tokens - length, keep)
 
+    def keep(self, part: Completion) -> None:
+        """Keeps what this session drew of a turn."""
+        self.turn.append(Span(part.tokens, part.log_probs, self.version))
+
+    def whole(self, rest: Completion) -> Completion:
+        """Returns a turn with all that earlier sessions drew of it."""
+        self.keep(rest)
+        tokens = [token for span in self.turn for token in span.tokens]
+        log_probs = [number for span in self.turn for number in span.log_probs or ()]
+        return replace(rest, tokens=tokens, log_probs=log_probs)
+
     def answered(self, environment: Environment, completion: Completion) -> Waits:
         """Takes a turn of the policy: runs its tool calls, and has the environment say what follows."""
         answer = self.read(completion)
-        self.spans.append(Span(completion.tokens, completion.log_probs, self.version))
+        self.spans += self.turn or [Span(completion.tokens, completion.log_probs, self.version)]
+        self.turn = []
         self.counts.turns += 1
         if answer.calls or answer.malformed:
             answer = replace(answer, results=(yield from self.results(answer)))
@@ -409,7 +406,8 @@ class Conversation:
         told = {"num_turns": counts["num_turns"], **self.told}
         extras = {**said, "extra_fields": told, "reward_score": self.reward_score, **counts}
         extras |= {"environment": self.held} if self.setting.hands_environments else {}
-        return Episode(self.id, self.row, self.prompt, self.spans, done=self.ended == "done", extras=extras)
+        done, step = self.ended == "done", self.sampling.step
+        return Episode(self.id, self.row, self.prompt, self.spans, done, extras=extras, step=step)
 
     @property
     def seed(self) -> int:

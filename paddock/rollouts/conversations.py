@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import sys
@@ -13,9 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.engines.rollout.base import Limits, Request, RolloutEngine, Sampling
-from paddock.rollouts.conversation import Conversation, TimeLimit, Wanted
+from paddock.engines.rollout.base import Completion, Limits, Request, RolloutEngine, Sampling, Until
+from paddock.rollouts.conversation import Conversation
 from paddock.rollouts.episode import Episode
+from paddock.rollouts.waits import TimeLimit, Wanted
 
 TICK = 0.01  # seconds of decode between two looks at tools that run
 FIRST = 0.1  # seconds that the first prompts wait for each other
@@ -44,19 +46,13 @@ class Conversations:
     together and bits depend on nobody's speed.
     """
 
-    def __init__(
-        self, engine: RolloutEngine, conversations: Iterable[Conversation], slots: int | None = None,
-        clock: Clock | None = None,
-    ):  # fmt: skip
+    def __init__(self, engine: RolloutEngine, slots: int | None = None, clock: Clock | None = None):
         """`slots`: sequences that the engine holds at a time, if it is known. `clock`: takes the seconds."""
         self.engine, self.slots = engine, slots
-        self.conversations = list(conversations)
-        first = self.conversations[0]
-        self.sampling: Sampling = first.sampling
-        self.timeout = first.setting.limits.tool_timeout
-        self.deterministic = first.setting.deterministic
-        self.prompt_length = first.setting.prompt_length
+        self.conversations: dict[int, Conversation] = {}
+        """By keys that count up."""
         self.generators: dict[int, Generator[Wanted | Future[Any], Any, Episode]] = {}
+        """Those that have not ended."""
         self.ready: queue.SimpleQueue[tuple[int, Future[Any], float]] = queue.SimpleQueue()
         self.waiting: dict[int, tuple[Future[Any], float]] = {}
         """What runs beside the decode for a conversation, and when its time is up: in this order, for all have the same
@@ -72,40 +68,83 @@ class Conversations:
         self.over: list[int] = []
         """Parked conversations that have ended: the engine may free what it keeps of them."""
         self.episodes: dict[int, Episode] = {}
+        """Those that have ended, by key."""
         self.clock = clock or Clock()
         self.runnable_since = math.inf
         """When the engine could have gone on to work."""
+        self.paused_at = 0.0
+        self.keys = itertools.count()
 
-    def run(self, on_done: OnEpisodes | None = None) -> list[Episode]:
-        """Runs all conversations to their end; returns the episodes in their order. `on_done` hears of those that end
-        while others do not."""
-        told = 0
-        begun = time.perf_counter()
-        try:
-            for key, conversation in enumerate(self.conversations):
-                self.generators[key] = conversation.run()
-                self.go_on(key)
+    def begin(self, conversations: Iterable[Conversation]) -> None:
+        """Adds conversations and runs each until it waits for something."""
+        before = len(self.conversations)
+        for key, conversation in zip(self.keys, conversations, strict=False):
+            self.conversations[key], self.generators[key] = conversation, conversation.run()
+            self.go_on(key)
+        if len(self.conversations) > before:
             self.gather_first()
-            self.engine.resume(self.sampling, self.limits())
+
+    def run(self, version: int, on_done: OnEpisodes | None = None, until: Until | None = None) -> list[Episode]:
+        """Runs all conversations to their end in a session of weights of this version, or until those that `until`
+        names by id have ended; returns those that have, in their order. `on_done` hears of those that end while others
+        do not, which go on in the next session: what is drawn of their turns stays, and tools run on meanwhile."""
+        begun = time.perf_counter()
+        pause = time.monotonic() - self.paused_at
+        self.waiting = {key: (future, end + pause) for key, (future, end) in self.waiting.items()}
+        for conversation in self.conversations.values():
+            conversation.version = version
+        try:
+            self.engine.resume(self.sampling, self.limits(parts=until is not None))
             try:
                 with threads_in_turn(SWITCH):
-                    while self.generators:
-                        may_wait = not self.flying and not self.served
-                        self.take_ready(block=may_wait and (self.deterministic or not self.wanted))
-                        self.go_on_next()
-                        self.submit()
-                        self.advance()
-                        if on_done and self.generators and len(self.episodes) > told:
-                            on_done(list(self.episodes.values())[told:])
-                            told = len(self.episodes)
+                    self.drive(on_done, until)
             except BaseException:
                 self.engine.abandon()
                 raise
-            self.engine.pause()
-        finally:
+            self.carry(self.engine.pause())
+        except BaseException:
             self.cancel()
+            raise
         self.clock.total += time.perf_counter() - begun
-        return [self.episodes[key] for key in range(len(self.conversations))]
+        ended, self.episodes = self.episodes, {}
+        for key in ended:
+            del self.conversations[key]
+        return [ended[key] for key in sorted(ended)]
+
+    def drive(self, on_done: OnEpisodes | None, until: Until | None) -> None:
+        """Lets the engine and the conversations take turns until enough of them have ended."""
+        told, ids = 0, {episode.id for episode in self.episodes.values()}
+        while not (until and until.reached(ids)) and self.generators:
+            may_wait = not self.flying and not self.served
+            self.take_ready(block=may_wait and (self.deterministic or not self.wanted))
+            self.go_on_next()
+            self.submit()
+            self.advance(until.look if until else None)
+            ids = {episode.id for episode in self.episodes.values()}
+            if on_done and self.generators and len(self.episodes) > told:
+                on_done(list(self.episodes.values())[told:])
+                told = len(self.episodes)
+
+    def carry(self, parts: Iterable[Completion]) -> None:
+        """Notes where the turns of a session that is over go on in the next."""
+        for part in parts:
+            self.conversations[part.key].keep(part)
+            self.flying[part.key] = self.flying[part.key].after(part)
+        self.wanted |= self.flying
+        self.flying, self.over, self.paused_at = {}, [], time.monotonic()
+        self.parked.clear()
+
+    @property
+    def first(self) -> Conversation:
+        return next(iter(self.conversations.values()))
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.first.sampling
+
+    @property
+    def deterministic(self) -> bool:
+        return self.first.setting.deterministic
 
     def go_on_next(self) -> None:
         """Resumes the conversations that have what they waited for, as many as there is time for until the engine needs
@@ -129,7 +168,7 @@ class Conversations:
         if isinstance(found, Wanted):
             self.wanted[key] = found
             return
-        self.waiting[key] = found, time.monotonic() + self.timeout
+        self.waiting[key] = found, time.monotonic() + self.first.setting.limits.tool_timeout
         found.add_done_callback(lambda future: self.ready.put((key, future, time.perf_counter())))
 
     def gather_first(self) -> None:
@@ -140,16 +179,19 @@ class Conversations:
             while self.served:
                 self.go_on(*self.served.popleft())
 
-    def limits(self) -> Limits:
+    def limits(self, parts: bool = False) -> Limits:
         """Returns room for all prompts; for one whose conversation is computed anew, if there are more than slots or
-        turns that do not go on from the one before."""
-        found = Limits.of(self.requests(self.wanted)).requests + [(self.prompt_length, 1)] * len(self.waiting)
+        turns that do not go on from the one before. `parts`: the session may end before they do."""
+        prompt = self.first.setting.prompt_length
+        found = Limits.of(self.requests(self.wanted)).requests + [(prompt, 1)] * len(self.waiting)
         crowded = self.slots is not None and len(self.conversations) > self.slots
-        longest, extend = max(tokens for tokens, _ in found), all(one.extends for one in self.conversations)
-        whole = (longest if extend else max(longest, self.prompt_length)) + self.sampling.max_tokens
-        if crowded or not extend:
+        extend, most = all(one.extends for one in self.conversations.values()), self.sampling.max_tokens
+        whole = max(len(one.tokens) + one.limit for one in self.wanted.values()) if self.wanted else 0
+        if self.waiting or not extend:
+            whole = max(whole, prompt + most)
+        if crowded or parts or not extend:
             found.append((whole, 1))
-        return Limits(found, whole, None if extend else whole)
+        return Limits(found, whole, None if extend else whole, parts)
 
     def requests(self, wanted: dict[int, Wanted]) -> list[Request]:
         """Returns a request for each turn; first turns of equal prompts of a group are one."""
@@ -162,8 +204,8 @@ class Conversations:
         for keys in together.values():
             one, first = wanted[keys[0]], self.conversations[keys[0]]
             rows = [self.conversations[key].id for key in keys]
-            found.append(Request(one.tokens, keys, rows, self.sampling.step, one.limit, one.start, first.row.images,
-                                 one.keep))  # fmt: skip
+            found.append(Request(one.tokens, keys, rows, first.sampling.step, one.limit, one.start, first.row.images,
+                                 one.keep, one.written))  # fmt: skip
         return found
 
     def take_ready(self, block: bool, most: float | None = None) -> None:
@@ -209,21 +251,21 @@ class Conversations:
         self.parked.difference_update(over)
         return len(over)
 
-    def advance(self) -> None:
-        """Lets the engine work until a turn is finished; for a moment if tools are running, and for one launch if
-        conversations are to go on."""
+    def advance(self, look: float | None = None) -> None:
+        """Lets the engine work until a turn is finished; for a moment if tools are running, or for `look` seconds, and
+        for one launch if conversations are to go on."""
         if not self.flying:
             return
         begun = time.perf_counter()
         self.clock.idle += max(0.0, begun - self.runnable_since)
-        seconds = None if self.deterministic else 0.0 if self.served else TICK if self.waiting else None
+        seconds = None if self.deterministic else 0.0 if self.served else TICK if self.waiting else look
         found = self.engine.advance(seconds)
         self.runnable_since = time.perf_counter()
         self.clock.working += self.runnable_since - begun
         for completion in found:
             if self.flying.pop(completion.key).keep:
                 self.parked.add(completion.key)
-            self.served.append((completion.key, completion, None))
+            self.served.append((completion.key, self.conversations[completion.key].whole(completion), None))
         stuck = not found and (seconds is None or self.runnable_since < begun + seconds)
         if stuck:
             self.make_room()

@@ -7,6 +7,7 @@ import importlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -183,6 +184,8 @@ class Environments:
         self.config, self.rows = config, rows
         self.clock = Clock()
         self.told: set[str] = set()
+        self.ahead: Conversations | None = None
+        """Conversations of sessions that may end before they do."""
         rollout, kwargs = config.actor_rollout_ref.rollout, dict(config.data.apply_chat_template_kwargs)
         prompted = kwargs.pop("tools", [])
         self.setting = ConversationSetting(
@@ -221,20 +224,29 @@ class Environments:
 
     def run(
         self, engine: RolloutEngine, version: int, asked: Sequence[Episode], sampling: Sampling,
-        on_done: OnEpisodes | None = None,
+        on_done: OnEpisodes | None = None, until: Until | None = None,
     ) -> list[Episode]:  # fmt: skip
-        """Returns the episodes at their end, as `roll_out` does."""
+        """Returns the same episodes at their end, as `roll_out` does; those that have not ended go on at the next call
+        that has an `until`."""
         if not asked:
             return []
-        wanted = [self.conversation(one.row, one.id, sampling, version) for one in asked]
-        slots = self.config.actor_rollout_ref.rollout.max_num_seqs
-        found = Conversations(engine, wanted, slots, self.clock).run(on_done)
-        self.tell_of_limits(found)
-        return found
+        talks = self.ahead if until else None
+        if talks is None:
+            talks = Conversations(engine, self.config.actor_rollout_ref.rollout.max_num_seqs, self.clock)
+        self.ahead = talks if until else self.ahead
+        begun = {conversation.id for conversation in talks.conversations.values()}
+        new = [episode for episode in asked if episode.id not in begun]
+        talks.begin([self.conversation(one.row, one.id, replace(sampling, step=one.step), version) for one in new])
+        ended = {episode.id: episode for episode in talks.run(version, on_done, until)}
+        self.tell_of_limits(list(ended.values()))
+        return [ended.get(one.id, one) for one in asked]
 
     def conversation(self, row: PromptRow, number: int, sampling: Sampling, version: int) -> Conversation:
         factory = self.rows.of(row)
-        play: Callable[..., Conversation] = factory.conversation or Conversation
+        play: Any = factory.conversation or Conversation
+        if self.config.algorithm.staleness and not play.runs_ahead:
+            reason = f"{factory.name} is an agent loop in verl's form, which holds turns of one version alone"
+            raise UserError(reason, key="algorithm.staleness", value=self.config.algorithm.staleness, fix="0")
         return play(row, number, factory, self.setting, sampling, version)
 
     def tell_of_limits(self, found: Sequence[Episode]) -> None:
@@ -253,6 +265,8 @@ class Environments:
                 log.warning("%d %s", times, warning)
 
     def close(self) -> None:
+        if self.ahead:
+            self.ahead.cancel()
         self.setting.workers.close()
 
 
@@ -296,7 +310,7 @@ def roll_out(
     of episodes that are finished while others are not.
     """
     if environments:
-        return environments.run(engine, version, asked, sampling, on_done)
+        return environments.run(engine, version, asked, sampling, on_done, until)
     episodes = {episode.id: episode for episode in asked}
 
     def take(parts: list[Completion]) -> list[Episode]:

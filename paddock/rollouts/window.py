@@ -99,9 +99,15 @@ class Window:
         }
 
     def state(self) -> State:
-        """Returns the batches by their places among the prompts, and the responses that have begun."""
+        """Returns the batches by their places among the prompts, and the responses that have begun; episodes of
+        environments begin anew, whose state nobody can keep."""
         batches = [{"step": batch.step, "ahead": batch.ahead, "place": batch.place} for batch in self.batches]
-        begun = [episode for batch in self.batches for episode in batch.episodes.values() if episode.spans]
+        begun = [
+            episode
+            for batch in self.batches
+            for episode in batch.episodes.values()
+            if episode.spans and not episode.extras
+        ]
         return {"batches": batches, "begun": begun}
 
     def load_state(self, batches: list[State], begun: State) -> None:

@@ -24,8 +24,9 @@ from paddock.engines.rollout.base import Completion, Prompt, Sampling
 from paddock.environments.environment import messages_said
 from paddock.errors import UserError
 from paddock.facts.modules import exception_text
-from paddock.rollouts.conversation import Conversation, TimeLimit, Wanted
+from paddock.rollouts.conversation import Conversation
 from paddock.rollouts.episode import Episode, Span
+from paddock.rollouts.waits import TimeLimit, Wanted
 from paddock.verl.classes import taken
 from paddock.verl.loop_factory import LoopFactory
 
@@ -130,6 +131,7 @@ class LoopConversation(Conversation):
 
     factory: LoopFactory
     extends = False
+    runs_ahead = False
     mail: Mailbox = field(default_factory=Mailbox)
     drawn: list[DrawnTurn] = field(default_factory=list)
     position: int = 0
@@ -137,6 +139,10 @@ class LoopConversation(Conversation):
     num_turns: int = 0
     was_cut: bool = False
     """True if the last turn ended at a limit."""
+
+    def whole(self, rest: Completion) -> Completion:
+        """Returns the turn as it is: one session draws it."""
+        return rest
 
     def run(self) -> Generator[Wanted | Future[Any], Any, Episode]:
         if self.row.images is not None:

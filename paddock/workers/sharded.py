@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Decoded, Sampling
+from paddock.engines.rollout.base import Decoded, Request, Sampling
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Residency, Want
 from paddock.models.packing import sequence_lengths
 from paddock.rollouts.conversations import OnEpisodes
@@ -223,6 +223,8 @@ class ShardedRollout(Sampler):
         """Version of the actor's weights that the engines sample with; `NOBODY` before they have any."""
         self.in_environments = False
         self.counted: Decoded | None = None
+        self.begun: dict[int, int] = {}
+        """Engine of each conversation that has begun, by id."""
         self.calls = (f"rollout/{uuid.uuid4().hex}/{number}" for number in itertools.count())
 
     @property
@@ -264,12 +266,11 @@ class ShardedRollout(Sampler):
     ) -> list[Episode]:
         """`on_done` hears of a process's episodes when it has all of them. Episodes are cut by the most tokens that
         they may take; in environments, where nobody knows that, by their number. What begins together stays so."""
-        requests, episodes = requests_of(asked, sampling), {episode.id: episode for episode in asked}
-        work = [1 if self.in_environments else request.work for request in requests]
-        parts = [
-            [episodes[number] for index in part for number in requests[index].rows]
-            for part in balanced_order(work, self.engines)
-        ]
+        episodes = {episode.id: episode for episode in asked}
+        cut = self.cut(requests_of(asked, sampling), {} if until is None else self.begun)
+        if until is not None and self.in_environments:
+            self.begun = {number: engine for engine, part in enumerate(cut) for number in part}
+        parts = [[episodes[number] for number in part] for part in cut]
         rows = [episode.row for episode in asked]
 
         def arrived(answer: PackedEpisodes) -> None:
@@ -281,6 +282,18 @@ class ShardedRollout(Sampler):
         others = None if until is None else Others(next(self.calls), self.engines)
         self.ask([[self.sent(part, until)] for part in parts], (sampling, others), arrived)
         return [episodes[episode.id] for episode in asked]
+
+    def cut(self, requests: list[Request], begun: Mapping[int, int]) -> list[list[int]]:
+        """Returns the ids of each engine's share. A conversation that has begun stays where its environment is."""
+        parts: list[list[int]] = [[] for _ in range(self.engines)]
+        for request in requests:
+            if request.rows[0] in begun:
+                parts[begun[request.rows[0]]] += request.rows
+        new = [request for request in requests if request.rows[0] not in begun]
+        work = [1 if self.in_environments else request.work for request in new]
+        for engine, part in enumerate(balanced_order(work, self.engines)):
+            parts[engine] += [number for index in part for number in new[index].rows]
+        return parts
 
     def sent(self, part: list[Episode], until: Collection[int] | None) -> EpisodeShare:
         """Returns a process's share of the episodes as it travels."""

@@ -57,7 +57,8 @@ def talk(
     environments = opened(environment, f"actor_rollout_ref.rollout.max_num_seqs={slots}", *settings)
     own = ENGINES[engine](model(weights), max_num_seqs=slots, stop_tables=StopTables(tokenizer()))
     try:
-        return environments.run(own, 7, begun(rows(count, data), samples, 0), sampling(length, **changes))
+        drawn = sampling(length, **changes)
+        return environments.run(own, 7, begun(rows(count, data), samples, drawn.step), drawn)
     finally:
         environments.close()
 

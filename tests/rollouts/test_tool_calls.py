@@ -15,7 +15,8 @@ from talks import conversation, driven, talk
 import paddock
 from paddock.environments.environment import Answer, Call, Malformed
 from paddock.environments.tools import tool_of
-from paddock.rollouts.conversation import Conversation, TimeLimit
+from paddock.rollouts.conversation import Conversation
+from paddock.rollouts.waits import TimeLimit
 
 LIMITS = "actor_rollout_ref.rollout.multi_turn"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 import torch
@@ -91,19 +91,22 @@ def test_an_engine_without_parts_carries_whole_requests():
 
 def test_engines_of_a_pool_go_on_until_each_has_finished_its_head():
     """One engine has a head of long responses, another of short ones, and a third none at all."""
-    store, others, limits = HashStore(), Others("calls/0", 3), {0: 24, 1: 1, 2: 24}
+    store, others, limits = HashStore(), Others("calls/0", 3), {0: 200, 1: 1, 2: 200}
+    together = Barrier(3)
     finished: dict[int, list[Episode]] = {}
 
     def work(rank: int) -> None:
         model = tiny_model("qwen3")
         head = begun([row_of(10 * rank + 1)], 2, 1) if rank < 2 else []
         head = [replace(one, prompt=replace(one.prompt, max_tokens=limits[rank])) for one in head]
-        later = begun([row_of(10 * rank + 2 + i) for i in range(30)], 2, 2)
+        later = begun([row_of(10 * rank + 2 + i) for i in range(5)], 2, 2)
+        later = [replace(one, prompt=replace(one.prompt, max_tokens=20)) for one in later]
         rows = list({one.group: one.row for one in [*head, *later]}.values())
         asked = EpisodeShare(rows, PackedEpisodes.of([*head, *later]), [one.id for one in head])
         until = others.until(asked, store)
         engine = EmbeddedEngine(model, max_num_seqs=8)
-        sampling = replace(SAMPLING, stop_tokens=frozenset())
+        sampling = replace(SAMPLING, stop_tokens=frozenset(), max_tokens=200)
+        together.wait(60)
         finished[rank] = [one for one in roll_out(engine, 0, [*head, *later], sampling, until=until) if one.finished]
         assert {one.id for one in head} <= {one.id for one in finished[rank]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddock.config import rollout_correction
-from paddock.config.conversations import converses
 from paddock.config.roles import DECLARED_LOSSES, POLICY_LOSSES
 from paddock.config.schema import Config
 from paddock.config.topology import anchors_at_rollout, corrects_rollout, engine_size, estimator_needs, rolls_out_apart
@@ -73,8 +72,6 @@ def rollouts_may_run_ahead(config: Config) -> Iterator[Breach]:
         yield AHEAD, reason, f"{fix}, or distillation.distillation_loss.use_policy_gradient=True"
     if group.rollout.deterministic:
         yield AHEAD, "conversations that wait for each other cannot be of several steps", fix
-    if converses(group.rollout, config.environment):
-        yield AHEAD, "conversations do not run ahead yet", fix
     if rolls_out_apart(config) or engine_size(config) > 1:
         yield AHEAD, "engines in a pool of their own, or over several devices, do not run ahead yet", fix
     if algorithm.filter_groups.enable:
