@@ -38,7 +38,7 @@ LINES = {
     "help": 801,
     "kernels": 1797,
     "library": 922,
-    "loading": 2441,
+    "loading": 2443,
     "models": 4967,
     "plan": 1104,
     "report": 593,

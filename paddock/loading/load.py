@@ -78,7 +78,7 @@ def load(
     origins |= {choice.key: f"{own_data.ORIGIN}: {choice.why}" for choice in own}
     warnings = [*(str(choice) for choice in own if choice.said), *warnings]
     rules.check_limits(config)
-    warnings += resolve.resolve(config, origins, machine)
+    warnings += resolve.resolve(config, origins, machine, anywhere=chooses and embedded)
     warnings += [str(choice) for choice in budgets.decide(config, origins, machine, gpu, trains)]
     warnings += [*rules.check(config, origins, here, trains), *foreign.differences(partial(tree.get, config), origins)]
     return Loaded(config, origins, warnings)

@@ -27,10 +27,11 @@ CPU_BUDGET = 1280
 DEFAULT_EPOCHS = 15
 
 
-def resolve(config: Config, origins: dict[str, str], machine: Machine) -> list[str]:
-    """Fill every key that is still unset and has an answer; returns warnings."""
+def resolve(config: Config, origins: dict[str, str], machine: Machine, anywhere: bool = False) -> list[str]:
+    """Fill every key that is still unset and has an answer; returns warnings. `anywhere`: the run's model and data work
+    on any machine."""
     fill = _Filler(config, origins)
-    _hardware(config, fill, machine)
+    _hardware(config, fill, machine, anywhere)
     _ascend(config, origins)
     _cpu_budgets(config, origins)
     _rollout_engine(config, fill, machine)
@@ -56,10 +57,11 @@ class _Filler:
             self.origins[key] = why
 
 
-def _hardware(config: Config, fill: _Filler, machine: Machine) -> None:
-    """All accelerators that are there; without one, the CPU if the model fits it, else the guide's eight GPUs."""
+def _hardware(config: Config, fill: _Filler, machine: Machine, anywhere: bool) -> None:
+    """All accelerators that are there; without one, the CPU if the model fits it, else the guide's eight GPUs. Devices
+    that are counted are GPUs, unless the run works `anywhere`: then they are processes of the CPU."""
     trainer = config.trainer
-    asked_for_gpus = trainer.n_gpus_per_node is not None or trainer.nnodes > 1
+    asked_for_gpus = not anywhere and (trainer.n_gpus_per_node is not None or trainer.nnodes > 1)
     shape = shape_of(config.actor_rollout_ref.model.path or "")
     too_large = shape is not None and not machine.holds_training(shape.parameters, "cpu")
     if trainer.device == "cpu":

@@ -181,6 +181,7 @@ def test_devices_are_no_reason_for_another_model_or_data(tmp_path, machine):
     assert (value(loaded, MODEL), value(loaded, LR)) == ("builtin:tiny", 5e-4)
     assert value(loaded, "data.train_files") == "builtin:addition/train"
     assert value(loaded, "trainer.n_gpus_per_node") == 2
+    assert value(loaded, "trainer.device") == ("cpu" if machine is LAPTOP else "cuda")
     of_verl = load(["trainer.n_gpus_per_node=8"], machine)
     assert value(of_verl, MODEL) == "Qwen/Qwen2-7B-Instruct"
 
