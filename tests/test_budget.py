@@ -43,7 +43,7 @@ LINES = {
     "plan": 1104,
     "report": 593,
     "rewards": 3189,
-    "rollouts": 1995,
+    "rollouts": 1999,
     "runs": 1775,
     "sandbox": 3480,
     "trainer": 2064,

@@ -8,7 +8,7 @@ import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -75,14 +75,18 @@ class Conversations:
         self.paused_at = 0.0
         self.keys = itertools.count()
 
-    def begin(self, conversations: Iterable[Conversation]) -> None:
-        """Adds conversations and runs each until it waits for something."""
-        before = len(self.conversations)
-        for key, conversation in zip(self.keys, conversations, strict=False):
-            self.conversations[key], self.generators[key] = conversation, conversation.run()
-            self.go_on(key)
-        if len(self.conversations) > before:
-            self.gather_first()
+    def begin(self, conversations: Sequence[Conversation]) -> None:
+        """Adds conversations and runs each until it waits for something; for the first prompts it waits a moment."""
+        try:
+            for conversation in conversations:
+                key = next(self.keys)
+                self.conversations[key], self.generators[key] = conversation, conversation.run()
+                self.go_on(key)
+            if conversations:
+                self.gather_first()
+        except BaseException:
+            self.cancel()
+            raise
 
     def run(self, version: int, on_done: OnEpisodes | None = None, until: Until | None = None) -> list[Episode]:
         """Runs all conversations to their end in a session of weights of this version, or until those that `until`

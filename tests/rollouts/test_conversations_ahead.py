@@ -101,6 +101,27 @@ def test_a_slow_tool_does_not_delay_a_step_that_does_not_train_its_row():
     environments.close()
 
 
+def test_what_raises_before_the_first_turn_closes_the_environments_of_the_others():
+    closed = []
+
+    class Fails(Echo):
+        inline = True
+
+        def reset(self, row, seed):
+            super().reset(row, seed)
+            if row["index"] == 2:
+                raise RuntimeError("no")
+
+        def close(self):
+            closed.append(self)
+
+    environments = opened(Fails)
+    with pytest.raises(UserError, match="no"):
+        environments.run(EmbeddedEngine(model("tiny")), 0, begun(rows(3), 1, 1), sampling(40))
+    environments.close()
+    assert sum(hasattr(environment, "turn") for environment in closed) == 3
+
+
 ENVIRONMENT = """
 import paddock
 
