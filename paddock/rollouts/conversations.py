@@ -190,8 +190,8 @@ class Conversations:
         found = Limits.of(self.requests(self.wanted)).requests + [(prompt, 1)] * len(self.waiting)
         crowded = self.slots is not None and len(self.conversations) > self.slots
         extend, most = all(one.extends for one in self.conversations.values()), self.sampling.max_tokens
-        whole = max(len(one.tokens) + one.limit for one in self.wanted.values()) if self.wanted else 0
-        if self.waiting or not extend:
+        whole = max((len(one.tokens) + one.limit for one in self.wanted.values()), default=0)
+        if self.waiting or parts or not extend:  # turns may come of which nothing is known yet
             whole = max(whole, prompt + most)
         if crowded or parts or not extend:
             found.append((whole, 1))
