@@ -132,10 +132,10 @@ class TrainedRole(Role):
             )
         self.engine.save(path)
 
-    def load(self, path: Path, version: int = 0) -> None:
-        """Reads what `save` wrote of weights of this version."""
+    def load(self, path: Path, version: int | None = None) -> None:
+        """Reads what `save` wrote; `version`: that of the weights, else the next one."""
         self.engine.load(path)
-        self.version = version
+        self.version = self.version + 1 if version is None else version
 
 
 def end_tokens(engine: Engine) -> frozenset[int]:

@@ -176,9 +176,9 @@ class ShardedRole(MovingWeights):
     def save(self, path: Path) -> None:
         self.ranks.broadcast(self.name, self.kind.save, path)
 
-    def load(self, path: Path, version: int = 0) -> None:
+    def load(self, path: Path, version: int | None = None) -> None:
         self.ranks.broadcast(self.name, self.kind.load, path, version)
-        self.version = version
+        self.version = self.version + 1 if version is None else version
 
 
 class ShardedPolicy(ShardedRole):
