@@ -133,7 +133,7 @@ class TrainedRole(Role):
         self.engine.save(path)
 
     def load(self, path: Path, version: int | None = None) -> None:
-        """Reads what `save` wrote; `version`: that of the weights, else the next one."""
+        """Reads what `save` wrote; `version`: that of the weights, else the next."""
         self.engine.load(path)
         self.version = self.version + 1 if version is None else version
 

@@ -316,7 +316,9 @@ def test_an_error_in_a_worker_that_the_user_can_mend_arrives_as_such(kept, tmp_p
 def test_a_worker_without_memory_is_said_as_in_one_process(kept, kept_processes, tmp_path, monkeypatch):
     monkeypatch.setattr(Policy, "learn", Policy.learn)  # put back afterwards
     plugin = "actor_rollout_ref.model.external_lib=tests.distributed.overfull"
-    with pytest.raises(UserError, match=r"phase `update_actor`: CUDA out of memory\..* 1.00 GiB free\.\n") as caught:
+    with pytest.raises(
+        UserError, match=r"phase `update_actor` \(policy update\): CUDA out of memory\..* 1.00 GiB free\.\n"
+    ) as caught:
         train(tmp_path, 2, "algorithm.adv_estimator=grpo", plugin)
     assert str(caught.value.fix).startswith("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=640")
     kept_processes.end()

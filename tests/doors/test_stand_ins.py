@@ -111,7 +111,8 @@ def test_a_launcher_of_ranks_starts_our_command_once_and_in_this_python(tmp_path
     """
     done = paddock_run(tmp_path, script)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [*[f"paddock {__version__}"] * 4, "no srun: 127", f"paddock {__version__}"]
+    lines = [line for line in done.stdout.splitlines() if "Ray processes" not in line]  # an installed ray's
+    assert lines == [*[f"paddock {__version__}"] * 4, "no srun: 127", f"paddock {__version__}"]
     for program in ("torchrun", "srun", "ray", "uv"):
         assert f"paddock: {program} is passed over: `python3 -m paddock.cli` starts here, once" in done.stderr
     for passed in ("conda activate verl", "source activate verl", "source /no/such/place/set_env.sh"):
