@@ -327,9 +327,9 @@ def roll_out(
 
 def requests_of(asked: Sequence[Episode], sampling: Sampling) -> list[Request]:
     """Returns a request for each episode that has begun, and one for all others of a prompt; keys are the ids."""
-    together: dict[tuple[str, int], list[Episode]] = {}
+    together: dict[tuple[int, int | None, int | None], list[Episode]] = {}
     for episode in asked:
-        name = ("episode", episode.id) if episode.spans else ("group", episode.group)
+        name = episode.group, episode.prompt.max_tokens, episode.id if episode.spans else None
         together.setdefault(name, []).append(episode)
     return [request_of(episodes, sampling) for episodes in together.values()]
 
