@@ -16,7 +16,7 @@ from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Until
 from paddock.engines.rollout.embedded import EmbeddedEngine
 from paddock.engines.rollout.hf import HFEngine
-from paddock.rollouts.environments import roll_out
+from paddock.rollouts.environments import requests_of, roll_out
 from paddock.rollouts.episode import Episode, begun, tokens_of
 from paddock.rollouts.packed import PackedEpisodes
 from paddock.workers.rollout import EpisodeShare, Others
@@ -123,3 +123,10 @@ def test_an_engine_without_work_counts_as_finished():
     store = HashStore()
     Others("calls/1", 2).until(EpisodeShare([], PackedEpisodes.of([]), []), store)
     assert store.add("calls/1", 0) == 1
+
+
+def test_responses_with_limits_of_their_own_are_asked_for_apart():
+    long, *short = begun([row_of(1)], 3, 1)
+    short = [replace(episode, prompt=replace(episode.prompt, max_tokens=2)) for episode in short]
+    asked = requests_of([long, *short], SAMPLING)
+    assert [(request.limit, len(request.rows)) for request in asked] == [(SAMPLING.max_tokens, 1), (2, 2)]
