@@ -164,7 +164,7 @@ class Collector:
             if not batch.finished:
                 asked = self.window.unfinished()
                 head = [episode.id for episode in asked if episode.id in batch.episodes]
-                until = head if len(head) < len(asked) else None
+                until = head if self.window.staleness else None
                 self.window.take(self.engine.go_on(asked, sampling, on_done, until))
             return list(self.window.pop(self.engine.version).episodes.values())
 

@@ -52,7 +52,7 @@ class Conversations:
         self.conversations: dict[int, Conversation] = {}
         """By keys that count up."""
         self.generators: dict[int, Generator[Wanted | Future[Any], Any, Episode]] = {}
-        """Those that have not ended."""
+        """Conversations that have not ended."""
         self.ready: queue.SimpleQueue[tuple[int, Future[Any], float]] = queue.SimpleQueue()
         self.waiting: dict[int, tuple[Future[Any], float]] = {}
         """What runs beside the decode for a conversation, and when its time is up: in this order, for all have the same
@@ -68,7 +68,7 @@ class Conversations:
         self.over: list[int] = []
         """Parked conversations that have ended: the engine may free what it keeps of them."""
         self.episodes: dict[int, Episode] = {}
-        """Those that have ended, by key."""
+        """Episodes of conversations that have ended."""
         self.clock = clock or Clock()
         self.runnable_since = math.inf
         """When the engine could have gone on to work."""

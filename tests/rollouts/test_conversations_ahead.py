@@ -139,6 +139,8 @@ class Doubles(paddock.Environment):
 
     def reset(self, row, seed):
         self.turn = 0
+        with open(__file__ + ".resets", "a") as file:
+            print(seed, file=file)
 
     def step(self, answer):
         self.turn += 1
@@ -156,6 +158,8 @@ def test_a_run_in_an_environment_runs_ahead_and_goes_on(tmp_path: Path):
     ages = [line["training/off_policy/trajectory_staleness_worst/max"] for line in lines]
     assert len(lines) == 6 and 1 <= max(ages) <= 2
     assert all(line["num_turns/mean"] >= 2 for line in lines)
+    resets = (tmp_path / "doubles.py.resets").read_text().splitlines()
+    assert len(resets) == 6 * 16, "no conversation that has begun is begun again"
 
 
 def test_loops_in_verls_form_do_not_run_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
