@@ -26,10 +26,10 @@ LINES = {
     "cli.py": 77,
     "commands": 1445,
     "config": 2306,
-    "core": 1802,
+    "core": 1807,
     "data": 4676,
     "doctor": 364,
-    "engines": 7024,
+    "engines": 7020,
     "environments": 3292,
     "errors.py": 50,
     "estimate": 1055,
@@ -48,7 +48,7 @@ LINES = {
     "sandbox": 3480,
     "trainer": 2064,
     "verl": 2570,
-    "workers": 2570,
+    "workers": 2572,
 }
 
 

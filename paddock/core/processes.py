@@ -15,26 +15,31 @@ from paddock.core.device import collective_backend
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The rank of a process among those that train together, and the address where they meet."""
+    """The rank of a process among those that train together, and the store through which they find each other."""
 
-    rank: int
-    size: int
-    address: str
-    """``host:port`` of rank 0."""
+    rank: int = 0
+    size: int = 1
+    store: tuple[str, int] | None = None
+    """Host and port of a `TCPStore` that another process keeps; None: for a process by itself."""
+    name: str = "ranks"
+    """Tells this meeting from others in the same store."""
     timeout: float = 600.0
     """Seconds until a collective counts as hung."""
 
 
 def join(rendezvous: Rendezvous, device: torch.device) -> None:
     """Returns once every rank has come."""
-    if rendezvous.address.startswith("127."):
+    limit = timedelta(seconds=rendezvous.timeout)
+    if rendezvous.store is None or rendezvous.store[0].startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # a connection of its own: a wait holds it
+    store = dist.TCPStore(*rendezvous.store, is_master=False, timeout=limit) if rendezvous.store else dist.HashStore()
     dist.init_process_group(
         collective_backend(device.type),
-        init_method=f"tcp://{rendezvous.address}",
+        store=dist.PrefixStore(rendezvous.name, store),
         rank=rendezvous.rank,
         world_size=rendezvous.size,
-        timeout=timedelta(seconds=rendezvous.timeout),
+        timeout=limit,
     )
 
 

@@ -93,16 +93,18 @@ class RankProcess:
     rank: Rank
     heartbeat: Heartbeat
 
-    def up(self) -> tuple[str, int, int]:
-        """Returns the node's address, a port that is free there, and the process id."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray.util.get_node_ip_address(), free.getsockname()[1], os.getpid()
+    def up(self) -> int:
+        """Returns the process id."""
+        return os.getpid()
 
     def enlist(
-        self, config: Config, total_steps: int, roles: Sequence[str], place: Rendezvous, store: tuple[str, int],
+        self,
+        config: Config,
+        total_steps: int,
+        roles: Sequence[str],
+        place: Rendezvous,
         losses: Mapping[str, PolicyLoss],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Joins the other ranks, and loads the roles; those of an earlier call go. `losses`: the driver's own."""
         for name, loss in losses.items():
             if name not in POLICY_LOSS:
@@ -110,7 +112,8 @@ class RankProcess:
         vars(self).pop("rank", None)
         if dist.is_initialized():
             dist.destroy_process_group()
-        heartbeats = TCPStore(*store, is_master=False)
+        assert place.store is not None
+        heartbeats = TCPStore(*place.store, is_master=False)
         self.heartbeat = Heartbeat(place.rank, heartbeats)
         if place.size > 1:
             with self.heartbeat.during("joining the other ranks"):
@@ -197,16 +200,15 @@ class RayRanks(Ranks):
         if missing:
             numbers = ", ".join(str(number) for number, future in enumerate(waiting) if future in missing)
             raise late(f"rank {numbers} of {self.size} in pool {pool.name} did not come up", limit)
-        self.pids = [pid for _, _, pid in self.gather(waiting, "starting")]
+        self.pids = self.gather(waiting, "starting")
 
     def enlist(self, total_steps: int) -> None:
         """Begins to load; `ready` waits for it, so that pools load side by side."""
-        host, port, _ = ray.get(self.ranks[0].up.remote())
-        address = f"{host}:{port}"
         store = (ray.util.get_node_ip_address(), self.store.port)
-        places = [Rendezvous(rank, self.size, address, self.timeout) for rank in range(self.size)]
+        name = f"ranks {self.store.add('meetings', 1)}"
+        places = [Rendezvous(rank, self.size, store, name, self.timeout) for rank in range(self.size)]
         self.enlisting = [
-            process.enlist.remote(self.config, total_steps, self.pool.roles, place, store, losses_of_the_program())
+            process.enlist.remote(self.config, total_steps, self.pool.roles, place, losses_of_the_program())
             for process, place in zip(self.ranks, places, strict=True)
         ]
 

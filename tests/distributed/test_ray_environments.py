@@ -25,12 +25,12 @@ class Twice(paddock.Environment):
 def train(folder, devices: int, environment: str, *settings: str) -> subprocess.CompletedProcess:
     command = [
         sys.executable, "-m", "paddock.cli", "train", f"environment={environment}", "algorithm.adv_estimator=grpo",
-        f"trainer.n_gpus_per_node={devices}", *ON_DEVICE, "data.train_batch_size=4", "data.val_max_samples=4",
+        *ON_DEVICE, f"trainer.n_gpus_per_node={devices}", "data.train_batch_size=4", "data.val_max_samples=4",
         "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=2", "trainer.logger=[file]",
         "data.max_response_length=24", "actor_rollout_ref.rollout.deterministic=True",
         f"trainer.rollout_data_dir={folder}/dumps", f"trainer.default_local_dir={folder}/run", *settings,
     ]  # fmt: skip
-    environment_ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment_ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment_, capture_output=True, text=True, timeout=400)
 
 

@@ -46,8 +46,9 @@ def test_a_script_with_a_loss_and_a_reward_of_its_own_trains_over_ranks_as_in_on
     (tmp_path / "script.py").write_text(SCRIPT)
     found = []
     for devices in (1, 2):
-        command = [sys.executable, "script.py", str(devices), str(tmp_path / str(devices)), *ON_DEVICE]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "script.py", str(devices), str(tmp_path / str(devices)),
+                   *(key for key in ON_DEVICE if not key.startswith("trainer.n_gpus_per_node="))]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         found.append(json.loads(done.stdout.splitlines()[-1]))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
-from devices import ON_DEVICE
+from devices import DEVICE, ON_DEVICE
 from tiny_models import tiny_batch
 from transformers import AutoModelForCausalLM
 
@@ -132,6 +132,8 @@ BESIDE = "actor_rollout_ref.rollout.nnodes=0"
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine, layout, tmp_path):
     trainers, devices, spans = LAYOUTS[layout]
+    if spans > 1 and engine == "sglang" and DEVICE.type != "cpu":
+        pytest.skip("a server of SGLang takes a device for each of its ranks")
     config = config_of(tmp_path, engine, trainers, devices, "actor_rollout_ref.actor.optim.lr=0.01", spans=spans)
     roles = opened(config)
     try:
@@ -164,7 +166,8 @@ def test_a_server_beside_the_trainer_shares_its_device_and_has_its_last_weights(
         require_as_planned(roles, config)
         trainer, server = roles.ranks
         bundles = [ray.util.placement_group_table(there)["bundles"] for there in trainer.placement_groups]
-        assert bundles == [{0: {"CPU": 2.0}}] and server.placement_groups == trainer.placement_groups
+        assert [bundle["CPU"] for (bundle,) in map(dict.values, bundles)] == [2.0]
+        assert server.placement_groups == trainer.placement_groups
         assert trainer.pids != server.pids and roles.devices == 1
         before = answers(roles, GREEDY)
         update(roles, config.actor_rollout_ref)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +24,7 @@ SAMPLING = Sampling(max_tokens=6, stop_tokens=frozenset({EOS}), seed=1, step=0)
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT / "tests/engines/recorded"))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests/engines/recorded"), *sys.path]))
         pool = Ranks(2)
     yield pool
     pool.close()

@@ -6,7 +6,6 @@ Each compares the way that Paddock goes with transformers' plain one: its own at
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,10 +270,7 @@ def bf16(specimen: Specimen) -> None:
 @contextmanager
 def alone() -> Iterator[None]:
     """A group of one process, as FSDP asks for."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with joined(Rendezvous(0, 1, address, timeout=60), torch.device("cpu")):
+    with joined(Rendezvous(), torch.device("cpu")):
         yield
 
 

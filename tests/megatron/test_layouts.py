@@ -254,7 +254,7 @@ def test_log_probs_are_those_of_transformers_and_weights_come_back_exactly(famil
     names = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     if not family.endswith("-tied"):
         names["lm_head.weight"] = model.lm_head.weight
-    got = dict(engine.weights())
+    got = on_host(dict(engine.weights()))
     assert got.keys() == names.keys()
     assert all(torch.equal(got[name], tensor) for name, tensor in names.items())
     found = engine.forward(batch, frozenset({"log_probs"})).log_probs

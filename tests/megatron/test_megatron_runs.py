@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ RAY = ["trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=2",
 def test_two_workers_learn_what_single_learns(tmp_path, monkeypatch, keys):
     pytest.importorskip("ray", reason="needs the extra `ray`")
     here = Path(__file__).resolve().parent
-    monkeypatch.setenv("PYTHONPATH", f"{here}:{here.parent}:{here.parent.parent}")
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{here}:{here.parent}:{here.parent.parent}:{before}")
     want = run(tmp_path / "single", *(key for key in keys if ".megatron." not in key))
     assert_alike(run(tmp_path / "megatron", MEGATRON, *RAY, *keys), want)
 

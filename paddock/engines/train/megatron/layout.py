@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,10 +173,7 @@ def of_these_ranks() -> bool:
 
 def join_alone(device: torch.device) -> None:
     """Makes a process group of one process, because Megatron asks for groups."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    join(Rendezvous(0, 1, f"127.0.0.1:{port}"), device)
+    join(Rendezvous(), device)
     atexit.register(leave)
 
 
