@@ -79,10 +79,13 @@ class GroupBuffer:
             )
 
     def take(self) -> Batch:
-        """The first ``needed`` groups to arrive, whole; the surplus is dropped."""
+        """Returns the first ``needed`` groups to arrive, whole; the others stay."""
         batch = Batch.concat(self._kept)
-        arrival = list(dict.fromkeys(batch.group.tolist()))[: self.needed]
-        return batch.rows(torch.isin(batch.group, torch.tensor(arrival, dtype=batch.group.dtype)))
+        arrival = list(dict.fromkeys(batch.group.tolist()))
+        taken = torch.isin(batch.group, torch.tensor(arrival[: self.needed], dtype=batch.group.dtype))
+        self._kept = [] if taken.all() else [batch.rows(~taken)]
+        self.groups, self.rounds = set(arrival[self.needed :]), 0
+        return batch.rows(taken)
 
 
 def overlong_penalty(lengths: PerRow, longest: int, buffer: int, factor: float) -> PerRow:

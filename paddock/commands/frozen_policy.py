@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from paddock.config.schema import DataConfig
 from paddock.config.topology import world_size
 from paddock.core.device import compute_dtype, device_of
 from paddock.data.dataset import PromptDataset
-from paddock.engines.rollout.base import RolloutEngine, Sampling
+from paddock.engines.rollout.base import RolloutEngine, Sampling, Until
 from paddock.engines.train.open import frozen_engine
 from paddock.engines.train.settings import Settings, model_source
 from paddock.errors import UserError
@@ -49,7 +49,7 @@ class FrozenRollout(Sampler):
         asked: list[Episode],
         sampling: Sampling,
         on_done: OnEpisodes | None = None,
-        until: Collection[int] | None = None,
+        until: Until | None = None,
     ) -> list[Episode]:
         episodes = roll_out(self.engine, self.version, asked, sampling, on_done, self.environments)
         self.answered(len({episode.group for episode in asked}))

@@ -97,6 +97,13 @@ class Scoring:
         scores = [column.collect() for column in self.columns]
         return combined(self.components, scores)
 
+    def so_far(self) -> dict[int, Score]:
+        """Returns the scores that have come, by index."""
+        columns = [column.so_far() for column in self.columns]
+        there = [index for index in columns[0] if all(index in column for column in columns)]
+        scores = combined(self.components, [[column[index] for index in there] for column in columns])
+        return dict(zip(there, scores, strict=True))
+
     def __contains__(self, index: int) -> bool:
         return index in self.columns[0].scores or index in self.columns[0].requests
 
@@ -177,6 +184,13 @@ class ScoreColumn:
 
     def _look(self, future: Future[Any]) -> None:
         self.broken |= not future.cancelled() and future.exception() is not None
+
+    def so_far(self) -> dict[int, Score]:
+        found = dict(self.scores)
+        for future, indices in self.away:
+            if future.done() and not future.cancelled() and not future.exception() and (scores := future.result()):
+                found |= zip(indices, scores, strict=True)
+        return found
 
     def start(self) -> None:
         """Begins the call of a scorer that takes a whole batch: all responses are there."""

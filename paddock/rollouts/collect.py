@@ -14,20 +14,21 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from paddock.algorithms.selection import GroupBuffer, group_metric
+from paddock.algorithms.selection import group_metric, informative_groups
 from paddock.config.schema import AlgorithmConfig, RewardModelConfig
 from paddock.core.batch import Batch
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.data.loader import Loader, columns_of, prompt_batch
-from paddock.engines.rollout.base import Decoded, EngineConfig, Sampling
+from paddock.engines.rollout.base import Decoded, EngineConfig, Sampling, Until
 from paddock.rewards.manager import RewardManager
-from paddock.rewards.score import ScoreRequest
+from paddock.rewards.score import Score, ScoreRequest
 from paddock.rewards.scoring import Scoring
 from paddock.rollouts.batch import in_a_row, with_prompts, with_responses
 from paddock.rollouts.conversations import OnEpisodes
 from paddock.rollouts.environments import Sampler
 from paddock.rollouts.episode import Episode, asks_its_own, tokens_of, turns_of
+from paddock.rollouts.rounds import Rounds
 from paddock.rollouts.texts import Pieces, backend_of, pieces_of, texts_of
 from paddock.rollouts.window import DrawnBatch, Window
 
@@ -88,7 +89,12 @@ class Collector:
         self.config, self.loader, self.engine, self.rewards, self.tokenizer = config, loader, engine, rewards, tokenizer
         self.samples = config.actor_rollout_ref.rollout.n
         self.sampling = training_sampling(config, stops)
-        self.window = Window(loader, config.data.train_batch_size, self.samples, config.algorithm.staleness, last_step)
+        data, filtering, ahead = config.data, config.algorithm.filter_groups, config.algorithm.staleness
+        self.rounds: Rounds | None = None
+        if filtering.enable:
+            prompts, needed = data.gen_batch_size, data.train_batch_size
+            self.rounds = Rounds(loader, prompts, self.samples, ahead, last_step, needed, filtering)
+        self.window = self.rounds or Window(loader, data.train_batch_size, self.samples, ahead, last_step)
 
     def collect(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step: data.train_batch_size prompts with their responses and scores.
@@ -98,37 +104,37 @@ class Collector:
         """
         self.rewards.steps_done = step - 1
         before = self.engine.decoded or Decoded()
-        filters = self.config.algorithm.filter_groups.enable
-        batch, metrics = (self.collect_filtered if filters else self.collect_batch)(step, time, generating)
+        if self.rounds:
+            batch, metrics = self.collect_filtered(self.rounds, step, time, generating)
+        else:
+            batch, metrics = self.collect_batch(step, time, generating)
+        metrics |= self.window.counts() if self.window.staleness else {}
         return batch, metrics | (self.engine.decoded.since(before) if self.engine.decoded else {})
 
-    def collect_filtered(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
+    def collect_filtered(self, window: Rounds, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns a batch of groups whose responses fare differently, of as many rounds as that takes."""
-        data, filter_groups = self.config.data, self.config.algorithm.filter_groups
-        buffer = GroupBuffer(data.train_batch_size, filter_groups.max_num_gen_batches)
-        rounds: list[Metrics] = []
-        prompts = 0
-        with generating(time):
-            while not buffer.full:
-                drawn = self.draw(self.loader.next_prompts(data.gen_batch_size), step, time)
-                batch, metrics = self.score_drawn(drawn, time)
-                rounds.append(metrics)
-                prompts += data.gen_batch_size
-                buffer.add(batch, group_metric(batch, filter_groups.metric))
-        found = {
-            "training/num_gen_batches": float(buffer.rounds),
-            "training/informative_groups": len(buffer.groups) / prompts,
-        }
-        return buffer.take(), over_rounds(rounds) | found
+        waited, rounds = len(window.buffer.groups), list[Metrics]()
+        with nullcontext() if window.buffer.full else generating(time):
+            while not window.buffer.full:
+                head = window.fill(step)
+                batch, metrics = self.score_drawn(self.draw(head.rows, step, time, head), time)
+                if window.decide(batch):
+                    rounds.append(metrics)
+                else:
+                    waited = len(window.buffer.groups)
+        found = {"training/num_gen_batches": float(len(rounds))}
+        if rounds:
+            new = len(window.buffer.groups) - waited
+            found["training/informative_groups"] = new / (len(rounds) * window.prompts)
+        batch, dropped = window.train(self.engine.version)
+        return batch, over_rounds(rounds) | found | dropped
 
     def collect_batch(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step, of which earlier steps may have drawn a part; draws parts of later ones."""
-        window = self.window
-        batch = window.fill(step)
+        batch = self.window.fill(step)
         with nullcontext() if batch.finished else generating(time):
             drawn = self.draw(batch.rows, step, time, batch)
-        found, metrics = self.score_drawn(drawn, time)
-        return found, metrics | (window.counts() if window.staleness else {})
+        return self.score_drawn(drawn, time)
 
     def draw(self, rows: list[PromptRow], step: int, time: Timer, batch: DrawnBatch | None = None) -> Drawn:
         """Draws responses to these prompts, and for ReMax the greedy one of each. `batch`: the window's, if the prompts
@@ -153,51 +159,90 @@ class Collector:
 
     def respond(self, rows: list[PromptRow], samples: int, sampling: Sampling) -> Drawn:
         """Returns responses; those that ended early are being scored already."""
-        return self.drawn_by(lambda on_done: self.engine.episodes(rows, samples, sampling, on_done), rows, samples)
+        return self.drawn_by(lambda on_done, _: self.engine.episodes(rows, samples, sampling, on_done), rows, samples)
 
     def go_on(self, batch: DrawnBatch, sampling: Sampling) -> Drawn:
         """Returns the responses of the window's first batch; in the slots that they leave, later ones are drawn."""
+        window, rounds = self.window, self.rounds
+        looks = rounds is not None and self.engine.ends_sooner and self.models is None
 
-        def draw(on_done: OnEpisodes | None) -> list[Episode]:
+        def draw(on_done: OnEpisodes | None, hopeless: Callable[[], int]) -> list[Episode]:
+            def lacks() -> bool:
+                assert rounds is not None
+                rounds.hopeless = hopeless()
+                return rounds.lacks
+
             if on_done and (early := [episode for episode in batch.episodes.values() if episode.finished]):
                 on_done(early)
-            if not batch.finished:
-                asked = self.window.unfinished()
+            while not batch.finished:
+                asked = window.unfinished()
                 head = [episode.id for episode in asked if episode.id in batch.episodes]
-                until = head if self.window.staleness else None
-                self.window.take(self.engine.go_on(asked, sampling, on_done, until))
-            return list(self.window.pop(self.engine.version).episodes.values())
+                sooner = lacks if looks and on_done else None  # looks at scores that come beside the decode
+                until = Until(head, sooner=sooner) if window.staleness or sooner else None
+                window.take(self.engine.go_on(asked, sampling, on_done, until))
+                if not batch.finished:
+                    window.fill(sampling.step)  # another round is certain
+            return list(window.pop(self.engine.version).episodes.values())
 
         return self.drawn_by(draw, batch.rows, self.samples)
 
     def drawn_by(
-        self, draw: Callable[[OnEpisodes | None], list[Episode]], rows: list[PromptRow], samples: int
+        self,
+        draw: Callable[[OnEpisodes | None, Callable[[], int]], list[Episode]],
+        rows: list[PromptRow],
+        samples: int,
     ) -> Drawn:
-        """Returns the responses that `draw` returns; has those scored at once of which it tells early."""
+        """Returns the responses that `draw` returns; has those scored at once of which it tells early. `draw` may ask
+        how many groups of these are already known to be uninformative."""
         batch, scoring = prompt_batch(rows, samples, self.tokenizer.pad_token_id), self.rewards.begin()
         indices = {number: index for index, number in enumerate(batch.row.tolist())}
 
-        def ended(episodes: list[Episode]) -> None:
-            scoring.add(self.requests({indices[one.id]: one for one in episodes if one.id in indices}))
+        there: dict[int, Episode] = {}
+        informative: dict[int, bool] = {}
 
-        early, pad = self.config.reward_model.launch_reward_fn_async, self.tokenizer.pad_token_id
-        found = draw(ended if early else None)
-        if any(map(asks_its_own, found)):
-            batch = with_prompts(batch, found, pad)
+        def ended(episodes: list[Episode]) -> None:
+            new = {indices[one.id]: one for one in episodes if one.id in indices}
+            there.update(new)
+            scoring.add(self.requests(new))
+
+        def hopeless() -> int:
+            scores = scoring.so_far()
+            for first in range(0, len(batch), samples):
+                group = range(first, first + samples)
+                if first not in informative and all(index in there and index in scores for index in group):
+                    responses = self.filled(batch.rows(torch.tensor(group)), [there[index] for index in group])
+                    responses, _ = self.finished(responses, [scores[index] for index in group])
+                    metric = group_metric(responses, self.config.algorithm.filter_groups.metric)
+                    informative[first] = bool(informative_groups(responses, metric).all())
+            return list(informative.values()).count(False)
+
+        found = draw(ended if self.config.reward_model.launch_reward_fn_async else None, hopeless)
         left = {index: one for index, one in enumerate(found) if index not in scoring}
-        return Drawn(with_responses(batch, found, pad), scoring, left)
+        return Drawn(self.filled(batch, found), scoring, left)
+
+    def filled(self, batch: Batch, episodes: Sequence[Episode]) -> Batch:
+        """Returns the rows of these prompts with their responses."""
+        pad = self.tokenizer.pad_token_id
+        if any(map(asks_its_own, episodes)):
+            batch = with_prompts(batch, episodes, pad)
+        return with_responses(batch, episodes, pad)
 
     def score(self, drawn: Drawn, validation: bool = False) -> tuple[Batch, Metrics]:
         """The batch with its scores, once all are there: those of rules, an environment's, and a reward model's."""
         batch, scoring = drawn.batch, drawn.scoring
         if drawn.left:
             scoring.add(self.requests(drawn.left))
-        batch, metrics = self.rewards.finish(batch, scoring.collect())
-        if batch.environment_rewards is not None:
-            batch = batch.with_(scores=batch.need("scores") + batch.environment_rewards, environment_rewards=None)
+        batch, metrics = self.finished(batch, scoring.collect())
         if self.models is None:
             return batch, metrics
         return self.models.add(batch, self.decode(batch.answers()), metrics, everywhere=validation)
+
+    def finished(self, batch: Batch, scores: Sequence[Score]) -> tuple[Batch, Metrics]:
+        """Returns the batch with the scores of rules and of its environments."""
+        batch, metrics = self.rewards.finish(batch, scores)
+        if batch.environment_rewards is not None:
+            batch = batch.with_(scores=batch.need("scores") + batch.environment_rewards, environment_rewards=None)
+        return batch, metrics
 
     def requests(self, episodes: Mapping[int, Episode]) -> dict[int, ScoreRequest | None]:
         """Returns what scorers are asked of these episodes, by the same indices."""

@@ -6,7 +6,7 @@ import copy
 import importlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
@@ -283,13 +283,18 @@ class Sampler(ABC):
         """Returns what it has decoded so far; None: it does not count that."""
         return None
 
+    @property
+    def ends_sooner(self) -> bool:
+        """True if it heeds `Until.sooner`, and what was drawn of responses is kept then."""
+        return False
+
     @abstractmethod
     def go_on(
         self,
         asked: list[Episode],
         sampling: Sampling,
         on_done: OnEpisodes | None = None,
-        until: Collection[int] | None = None,
+        until: Until | None = None,
     ) -> list[Episode]:
         """Returns the same episodes with what was drawn of them, as `roll_out` does."""
 

@@ -41,6 +41,16 @@ class DrawnBatch:
     def finished(self) -> bool:
         return all(episode.finished for episode in self.episodes.values())
 
+    @property
+    def groups(self) -> set[int]:
+        return {row.group for row in self.rows}
+
+    def require_young(self, version: int) -> None:
+        """Asserts that no token is older than it may be when weights of this version train on it."""
+        spans = [span for episode in self.episodes.values() for span in episode.spans]
+        oldest = min((span.version for span in spans if span.log_probs), default=version)
+        assert version - oldest <= self.ahead, f"a token is {version - oldest} versions old"
+
 
 class Window:
     """Holds at most `staleness` + 1 batches, in the order in which they are trained."""
@@ -50,6 +60,11 @@ class Window:
         self.loader, self.prompts, self.samples = loader, prompts, samples
         self.staleness, self.last = staleness, last
         self.batches: deque[DrawnBatch] = deque()
+
+    @property
+    def held(self) -> Sequence[DrawnBatch]:
+        """Returns the batches of which a checkpoint must know."""
+        return self.batches
 
     def fill(self, step: int) -> DrawnBatch:
         """Draws the prompts of each step up to `step` + staleness; returns the batch of `step`. Steps that a program
@@ -66,7 +81,7 @@ class Window:
     def draw(self, step: int, ahead: int) -> None:
         place, rows = self.loader.state_dict(), self.loader.next_prompts(self.prompts)
         episodes = {episode.id: episode for episode in begun(rows, self.samples, step)}
-        assert not any(episodes.keys() & batch.episodes.keys() for batch in self.batches), "an id was drawn twice"
+        assert not any(episodes.keys() & batch.episodes.keys() for batch in self.held), "an id was drawn twice"
         self.batches.append(DrawnBatch(step, ahead, place, rows, episodes))
 
     def unfinished(self) -> list[Episode]:
@@ -83,9 +98,7 @@ class Window:
         """Returns the first batch, which weights of this version are about to train on."""
         batch = self.batches.popleft()
         assert batch.finished, "a batch is trained when its last response is finished"
-        spans = [span for episode in batch.episodes.values() for span in episode.spans]
-        oldest = min((span.version for span in spans if span.log_probs), default=version)
-        assert version - oldest <= batch.ahead, f"a token is {version - oldest} versions old"
+        batch.require_young(version)
         return batch
 
     def counts(self) -> dict[str, float]:
@@ -101,16 +114,16 @@ class Window:
     def state(self) -> State:
         """Returns the batches by their places among the prompts, and the responses that have begun; episodes of
         environments begin anew, whose state nobody can keep."""
-        batches = [{"step": batch.step, "ahead": batch.ahead, "place": batch.place} for batch in self.batches]
+        batches = [{"step": batch.step, "ahead": batch.ahead, "place": batch.place} for batch in self.held]
         begun = [
             episode
-            for batch in self.batches
+            for batch in self.held
             for episode in batch.episodes.values()
             if episode.spans and not episode.extras
         ]
-        return {"batches": batches, "begun": begun}
+        return {"batches": batches, "begun": begun, "decided": {}}
 
-    def load_state(self, batches: list[State], begun: State) -> None:
+    def load_state(self, batches: list[State], begun: State, decided: State | None = None) -> None:
         """Goes on with the batches of a checkpoint, also of a run that drew further ahead."""
         place = self.loader.state_dict()
         self.batches.clear()

@@ -228,7 +228,8 @@ class Trainer(TrainingRun):
 
     def kept(self, state: State) -> State:
         window = state["window"]
-        return state | {"window": window["batches"], "begun": to_tensors(window["begun"])}
+        begun = to_tensors(window["begun"])
+        return state | {"window": window["batches"], "begun": begun, "decided": window["decided"]}
 
     def fixed(self, state: State) -> Mapping[str, str]:
         return {**super().fixed(state), **(WHILE_PARTS_WAIT if state.get("window") else {})}
@@ -237,7 +238,7 @@ class Trainer(TrainingRun):
         super().load_state(state)
         self.kl.load_state_dict(state["kl"])
         if state.get("window"):
-            self.collector.window.load_state(state["window"], state["begun"])
+            self.collector.window.load_state(state["window"], state["begun"], state.get("decided", {}))
 
     def save_weights(self, folder: Path) -> None:
         for name, role in self.trained().items():

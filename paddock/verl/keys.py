@@ -276,7 +276,7 @@ IGNORED: dict[str, KeyRule] = {
     "@rollout.disaggregation.*": Ignored("prefill and decode are on the same devices"),
     "@rollout.sglang_rollout_mode": Ignored("requests always run side by side in one engine process per group"),
     "@rollout.server.*": Ignored("engines are called without a network in between"),
-    "algorithm.filter_groups.max_inflight_gen_batches": Ignored("batches are generated one after the other"),
+    "algorithm.filter_groups.max_inflight_gen_batches": Ignored("a batch begins as soon as it is certain to be needed"),
     "skip.*": Ignored("rollouts are not read from a file"),
 }  # fmt: skip
 ROWS_OVER_ALL = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Store
 
 from paddock.config.roles import RolloutConfig
+from paddock.config.rollout_engines import engine_kind
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
 from paddock.engines.rollout.base import Completion, CopyEngine, Decoded, Prompt, RolloutEngine, Sampling, Until
@@ -106,6 +107,10 @@ class Rollout(Sampler):
     def decoded(self) -> Decoded | None:
         return self.engine.decoded
 
+    @property
+    def ends_sooner(self) -> bool:
+        return self.environments is None and engine_kind(self.limits.name).keeps_parts
+
     def open_environments(self, environments: Environments) -> None:
         """Takes the environments of the run: rows are answered in them from now on, where the engine is."""
         self.environments = environments
@@ -115,10 +120,9 @@ class Rollout(Sampler):
         asked: list[Episode],
         sampling: Sampling,
         on_done: OnEpisodes | None = None,
-        until: Collection[int] | None = None,
+        until: Until | None = None,
     ) -> list[Episode]:
-        end = None if until is None else Until(until)
-        return roll_out(self.engine, self.version, asked, sampling, on_done, self.environments, end)
+        return roll_out(self.engine, self.version, asked, sampling, on_done, self.environments, until)
 
     def answer(self, asked: EpisodeShare, sampling: Sampling, others: Others | None) -> PackedEpisodes:
         """Returns a rank's share of the episodes with what was drawn of them."""

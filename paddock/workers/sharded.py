@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from paddock.core.balance import balanced_order
 from paddock.core.batch import NOBODY, Batch, PerToken
 from paddock.core.timing import Timer
 from paddock.data.dataset import PromptRow
-from paddock.engines.rollout.base import Decoded, Request, Sampling
+from paddock.engines.rollout.base import Decoded, Request, Sampling, Until
 from paddock.engines.train.base import EXPERT_COLUMNS, Outputs, Residency, Want
 from paddock.models.packing import sequence_lengths
 from paddock.rollouts.conversations import OnEpisodes
@@ -262,7 +262,7 @@ class ShardedRollout(Sampler):
         asked: list[Episode],
         sampling: Sampling,
         on_done: OnEpisodes | None = None,
-        until: Collection[int] | None = None,
+        until: Until | None = None,
     ) -> list[Episode]:
         """`on_done` hears of a process's episodes when it has all of them. Episodes are cut by the most tokens that
         they may take; in environments, where nobody knows that, by their number. What begins together stays so."""
@@ -295,11 +295,11 @@ class ShardedRollout(Sampler):
             parts[engine] += [number for index in part for number in new[index].rows]
         return parts
 
-    def sent(self, part: list[Episode], until: Collection[int] | None) -> EpisodeShare:
+    def sent(self, part: list[Episode], until: Until | None) -> EpisodeShare:
         """Returns a process's share of the episodes as it travels."""
         rows = list({episode.group: episode.row for episode in part}.values())
         sent = rows if self.in_environments else [without_answer(row) for row in rows]
-        head = None if until is None else [episode.id for episode in part if episode.id in until]
+        head = None if until is None else [episode.id for episode in part if episode.id in until.keys]
         return EpisodeShare(sent, PackedEpisodes.of(part), head)
 
     def ask(self, parts: Parts, how: tuple[Sampling, Others | None], arrived: Callable[[PackedEpisodes], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -54,10 +55,11 @@ def test_a_response_goes_on_from_any_of_its_tokens(kind):
 
 
 @pytest.mark.parametrize("end", [EmbeddedEngine.pause, EmbeddedEngine.abandon])
-def test_garbage_is_sought_seldom_and_only_among_new_objects_while_a_session_lasts(end):
+def test_garbage_is_sought_seldom_and_only_among_new_objects_while_a_session_lasts(end, monkeypatch):
     """A full collection of all that a run has loaded takes some tenths of a second, in which a GPU runs dry."""
     engine, thresholds = EmbeddedEngine(tiny_model()), gc.get_threshold()
     gc.unfreeze()  # what the tests took out of it for themselves
+    monkeypatch.setattr(garbage, "frozen", threading.Event())
     try:
         engine.resume(SAMPLED, ROOM)
         assert gc.get_freeze_count() > 100_000
@@ -79,6 +81,7 @@ def test_a_session_leaves_alone_what_others_froze_but_not_what_python_itself_fro
                                unfreeze=lambda: called.append("unfreeze"), get_threshold=gc.get_threshold,
                                set_threshold=lambda *_: None)  # fmt: skip
     monkeypatch.setattr(garbage, "gc", stand_in)
+    monkeypatch.setattr(garbage, "frozen", threading.Event())
     monkeypatch.setattr(garbage, "FROZEN_AT_START", 375)
     with garbage.collecting_new_objects():
         assert called == ["freeze"] * freezes

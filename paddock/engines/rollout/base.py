@@ -193,8 +193,12 @@ class Until:
     """Asked once they are: True if other engines have finished theirs, too. None: this engine is alone."""
     look: float | None = None
     """Seconds between two questions to `others`."""
+    sooner: Callable[[], bool] | None = None
+    """True if the session is to end although they are not: something else is to be asked for beside them."""
 
     def reached(self, finished: Collection[int]) -> bool:
+        if self.sooner and self.sooner():
+            return True
         return all(key in finished for key in self.keys) and (self.others is None or self.others())
 
 

@@ -74,8 +74,10 @@ def rollouts_may_run_ahead(config: Config) -> Iterator[Breach]:
         yield AHEAD, "conversations that wait for each other cannot be of several steps", fix
     if rolls_out_apart(config) or engine_size(config) > 1:
         yield AHEAD, "engines in a pool of their own, or over several devices, do not run ahead yet", fix
-    if algorithm.filter_groups.enable:
-        yield AHEAD, "groups that are filtered do not run ahead yet", fix
+    filters, needed = algorithm.filter_groups.enable, config.data.train_batch_size * algorithm.staleness
+    if filters and (config.data.gen_batch_size or 0) > needed:
+        reason = f"a round of more prompts than staleness x data.train_batch_size = {needed} makes groups older"
+        yield "data.gen_batch_size", reason, f"data.gen_batch_size={needed}"
 
 
 @rule(Scope.UPDATES)
