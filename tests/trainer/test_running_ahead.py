@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from paddock.config.roles import RATIO_LOSSES
+from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.trainer.lifecycle import Listeners
+from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import REINFORCEMENT, train
 from paddock.trainer.run import open_training
 
@@ -51,33 +55,58 @@ def back_to(folder: Path, step: int, last: int) -> None:
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-@pytest.mark.parametrize("keys", [[], PPO], ids=["grpo", "ppo"])
-def test_a_run_that_goes_on_at_any_step_equals_the_one_that_was_not_stopped(keys, tmp_path):
-    whole = tmp_path / "whole"
-    rows = run(whole, "algorithm.staleness=2", *keys)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Callable[[int], Path]:
+    """Gives the folder of a whole GRPO run of a staleness, which is made once and only read or copied."""
+    folders = dict[int, Path]()
+
+    def of(staleness: int) -> Path:
+        if staleness not in folders:
+            folder = folders[staleness] = tmp_path_factory.mktemp(f"staleness_{staleness}")
+            run(folder, f"algorithm.staleness={staleness}", f"trainer.rollout_data_dir={folder}/rollouts")
+        return folders[staleness]
+
+    return of
+
+
+def stopped_at(step: int, whole: Path, folder: Path) -> Path:
+    """Copies a whole run as it was after a step."""
+    shutil.copytree(whole, folder)
+    back_to(folder, step, STEPS)
+    return folder
+
+
+EVERY_STEP = range(1, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "stops"),
+    [([], (1, 2, 4)), (PPO, (3,)), pytest.param([], EVERY_STEP, marks=pytest.mark.slow),
+     pytest.param(PPO, EVERY_STEP, marks=pytest.mark.slow)],
+    ids=["grpo", "ppo", "grpo, every step", "ppo, every step"],
+)  # fmt: skip
+def test_a_run_that_goes_on_at_any_step_equals_the_one_that_was_not_stopped(keys, stops, finished, tmp_path):
+    whole = tmp_path / "whole" if keys else finished(2)
+    rows = run(whole, "algorithm.staleness=2", *keys) if keys else metrics_of(whole)
     assert max(row[f"{OFF}trajectory_staleness_worst/max"] for row in rows) == 2
     assert any(row["rollout/window/carried_tokens"] for row in rows)
-    for stopped in (1, 2, 4) if keys else range(1, STEPS):
-        folder = tmp_path / f"stopped_{stopped}"
-        shutil.copytree(whole, folder)
-        back_to(folder, stopped, STEPS)
+    for stopped in stops:
+        folder = stopped_at(stopped, whole, tmp_path / f"stopped_{stopped}")
         assert run(folder, "algorithm.staleness=2", *keys) == rows
         for name, tensor in weights(whole, STEPS).items():
             assert torch.equal(tensor, weights(folder, STEPS)[name]), (stopped, name)
 
 
-def test_each_step_trains_the_prompts_of_the_run_in_which_nothing_runs_ahead(tmp_path):
+def test_each_step_trains_the_prompts_of_the_run_in_which_nothing_runs_ahead(finished):
     dumps = {}
     for staleness in (0, 1, 4):
-        folder = tmp_path / str(staleness)
-        run(folder, f"algorithm.staleness={staleness}", f"trainer.rollout_data_dir={folder}/rollouts")
-        files = sorted((folder / "rollouts").glob("*.jsonl"), key=lambda path: int(path.stem))
+        files = sorted((finished(staleness) / "rollouts").glob("*.jsonl"), key=lambda path: int(path.stem))
         dumps[staleness] = [[json.loads(line)["prompt"] for line in file.read_text().splitlines()] for file in files]
     assert len(dumps[0]) == STEPS and dumps[0] == dumps[1] == dumps[4]
 
 
-def test_the_age_of_tokens_is_counted_in_updates_and_bounded(tmp_path):
-    rows = run(tmp_path, "algorithm.staleness=1")
+def test_the_age_of_tokens_is_counted_in_updates_and_bounded(finished):
+    rows = metrics_of(finished(1))
     for row in rows:
         assert 0 <= row[f"{OFF}trajectory_staleness/min"] <= row[f"{OFF}trajectory_staleness_worst/max"] <= 1
         assert row[f"{OFF}trajectory_spans/max"] <= 2
@@ -86,56 +115,74 @@ def test_the_age_of_tokens_is_counted_in_updates_and_bounded(tmp_path):
 
 
 def test_a_smaller_staleness_drains_the_window_of_the_checkpoint(tmp_path):
-    run(tmp_path, "algorithm.staleness=4", steps=12)
-    back_to(tmp_path, 3, 12)
-    rows = run(tmp_path, "algorithm.staleness=1", steps=12)
+    run(tmp_path, "algorithm.staleness=4", steps=10)
+    back_to(tmp_path, 3, 10)
+    rows = run(tmp_path, "algorithm.staleness=1", steps=10)
     ages = [row[f"{OFF}trajectory_staleness_worst/max"] for row in rows]
     assert max(ages[3:7]) > 1 and max(ages[8:]) <= 1
 
 
-def test_what_parts_of_responses_were_drawn_under_stays_while_they_wait(tmp_path):
-    run(tmp_path, "algorithm.staleness=2")
-    back_to(tmp_path, 3, STEPS)
+def test_what_parts_of_responses_were_drawn_under_stays_while_they_wait(finished, tmp_path):
+    ahead = stopped_at(3, finished(2), tmp_path / "ahead")
     with pytest.raises(UserError, match="responses that are drawn in part under it") as error:
-        run(tmp_path, "algorithm.staleness=2", "actor_rollout_ref.rollout.temperature=0.5")
+        run(ahead, "algorithm.staleness=2", "actor_rollout_ref.rollout.temperature=0.5")
     assert error.value.key == "actor_rollout_ref.rollout.temperature"
-    run(tmp_path / "other", "algorithm.staleness=0")
-    back_to(tmp_path / "other", 3, STEPS)
-    assert len(run(tmp_path / "other", "actor_rollout_ref.rollout.temperature=0.5")) == STEPS
+    other = stopped_at(3, finished(0), tmp_path / "other")
+    assert len(run(other, "actor_rollout_ref.rollout.temperature=0.5")) == STEPS
 
 
-@pytest.mark.parametrize("loss", sorted({*RATIO_LOSSES, "gpg", "reinforce"}))
-@pytest.mark.parametrize("anchor", ["behaviour", "decoupled"])
-def test_what_drew_a_token_moves_the_gradient_of_every_loss(loss, anchor, tmp_path):
+@pytest.mark.parametrize(
+    ("anchor", "loss"),
+    [("behaviour", loss) for loss in sorted(RATIO_LOSSES)]
+    + [("decoupled", loss) for loss in sorted({*RATIO_LOSSES, "gpg", "reinforce"})],
+)
+def test_what_drew_a_token_moves_the_gradient_of_every_loss(anchor, loss, monkeypatch, tmp_path):
     keys = [*SMALL, f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}", "algorithm.staleness=1",
             "actor_rollout_ref.actor.policy_loss.dro_beta=0.1", "trainer.total_training_steps=3",
             "algorithm.rollout_correction.rollout_is_threshold=1000.0"]  # fmt: skip
-    if anchor == "decoupled" or loss not in RATIO_LOSSES:
+    if anchor == "decoupled":
         keys.append("algorithm.rollout_correction.rollout_is=token")
-    plain, moved = (after_one_update(tmp_path / name, keys, shift) for name, shift in (("a", 0.0), ("b", 0.3)))
-    assert any(not torch.equal(plain[name], moved[name]) for name in plain)
+    found = []
+    with drawn(tmp_path, keys) as (trainer, batch):
+        updater = trainer.roles.actor.engine.updater
+        monkeypatch.setattr(updater, "step", lambda: found.append([one.grad.clone() for one in updater.masters]))
+        for shift in (0.0, 0.0, 0.3):
+            update(trainer, batch, shift)
+    same, plain, moved = (torch.cat([gradient.flatten() for gradient in one]) for one in found)
+    assert plain.any() and torch.equal(same, plain) and not torch.equal(plain, moved)
 
 
 def test_at_no_age_both_anchors_take_the_step_of_today(tmp_path):
     keys = [*SMALL, "trainer.total_training_steps=3"]
-    today = after_one_update(tmp_path / "today", keys, 0.0)
+    today = after_one_update(tmp_path / "today", keys)
     for name, more in (("behaviour", ()), ("decoupled", ["algorithm.rollout_correction.rollout_is=token"])):
-        found = after_one_update(tmp_path / name, [*keys, "algorithm.staleness=1", *more], 0.0)
+        found = after_one_update(tmp_path / name, [*keys, "algorithm.staleness=1", *more])
         for key, tensor in today.items():
             torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-5)  # a step of Adam is 1e-3
 
 
-def after_one_update(folder: Path, keys: list[str], shift: float) -> dict[str, torch.Tensor]:
-    """Returns the weights after the first step; `shift` is taken from the log-probs of every other row's weights."""
+@contextmanager
+def drawn(folder: Path, keys: list[str]) -> Iterator[tuple[Trainer, Batch]]:
+    """Opens a run, and draws the batch of its first step."""
     config = load([*keys, f"trainer.default_local_dir={folder}"]).config
     with open_training(config, REINFORCEMENT, {}, Listeners()) as training:
         trainer = training.opened()
         trainer.step_no += 1
-        batch, _ = trainer.collector.collect(1, trainer.timer, trainer.roles.generating)
-        drawn = batch.need("rollout_log_probs")
-        drawn[::2] -= shift
-        batch, _ = trainer.with_advantages(batch.with_(rollout_log_probs=drawn))
-        trainer.learn(batch, current=not trainer.runs_ahead)
+        yield trainer, trainer.collector.collect(1, trainer.timer, trainer.roles.generating)[0]
+
+
+def update(trainer: Trainer, batch: Batch, shift: float) -> None:
+    """Learns from a batch once; `shift` is taken from the log-probs of every other row's weights."""
+    log_probs = batch.need("rollout_log_probs").clone()
+    log_probs[::2] -= shift
+    batch, _ = trainer.with_advantages(batch.with_(rollout_log_probs=log_probs))
+    trainer.learn(batch, current=not trainer.runs_ahead)
+
+
+def after_one_update(folder: Path, keys: list[str]) -> dict[str, torch.Tensor]:
+    """Returns the weights after the first step."""
+    with drawn(folder, keys) as (trainer, batch):
+        update(trainer, batch, 0.0)
         return {name: tensor.clone() for name, tensor in trainer.roles.actor.engine.model.state_dict().items()}
 
 
