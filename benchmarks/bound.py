@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from paddock.estimate.counts import Work, cache_reads, forward_operations, prompt_operations, response_operations
+from paddock.estimate.counts import Work, forward_operations, prompt_operations, response_operations
 from paddock.estimate.counts import update_forwards as forwards_of
 from paddock.estimate.memory import RoleLoad
 from paddock.facts.machine import GPU_SPEED, Speed
@@ -48,7 +48,7 @@ def bound(role: RoleLoad, work: Work, speed: Speed) -> Bound:
     weights = others.response_tokens * BF16 * role.shape.parameters
     token = role.shape.kv_bytes_per_token(BF16)
     shared = others.written * others.prompt_tokens * (1 - 1 / others.responses)
-    read = weights + cache_reads(others, token) - shared * token
+    read = weights + others.keys * token - shared * token
     return Bound(
         prefill=prompt_operations(role, work) / speed.flops,
         decode=max(read / speed.bandwidth, response_operations(role, others) / speed.flops),

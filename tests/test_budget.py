@@ -15,8 +15,8 @@ PACKAGE = ROOT / "paddock"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES_OF_A_FOLDER = 25
 IMPORTS_OF_A_FILE = 24
-FILES_WITH_THE_WHOLE_CONFIG = 32
-PLACES_OF_ERRORS = 363
+FILES_WITH_THE_WHOLE_CONFIG = 33
+PLACES_OF_ERRORS = 365
 WORDS = {"found": 697, "told": 81, "one": 1538, "said": 206}
 """Uses of words that stand for a noun without naming it."""
 LINES = {
@@ -32,15 +32,15 @@ LINES = {
     "engines": 7024,
     "environments": 3292,
     "errors.py": 50,
-    "estimate": 1055,
+    "estimate": 1102,
     "facts": 1423,
     "grading": 2264,
-    "help": 801,
+    "help": 802,
     "kernels": 1797,
     "library": 922,
     "loading": 2445,
     "models": 4967,
-    "plan": 1104,
+    "plan": 1391,
     "report": 593,
     "rewards": 3203,
     "rollouts": 2173,

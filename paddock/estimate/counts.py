@@ -102,8 +102,3 @@ def forward_tokens(role: RoleLoad, work: Work, devices: int = 1) -> int:
 def update_forwards(role: RoleLoad) -> int:
     """Forward passes whose operations an update has."""
     return 2 + role.checkpointing + (role.lora_rank == 0)
-
-
-def cache_reads(work: Work, token_bytes: float) -> float:
-    """Bytes of keys and values that all decode steps read; a prompt's count for each of its responses."""
-    return work.keys * token_bytes

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 
 from paddock.estimate.counts import (
     Work,
-    cache_reads,
     forward_operations,
     forward_tokens,
     multiplied_weights,
@@ -73,14 +72,19 @@ class Duration:
 
 
 def duration(job: StepLoad, work: Work, speed: Speed) -> Duration:
-    phases = {"gen": rollout_seconds(job, work, speed)}
+    return Duration({"gen": rollout_seconds(job, work, speed)} | training_phases(job, work, speed))
+
+
+def training_phases(job: StepLoad, work: Work, speed: Speed) -> dict[str, float]:
+    """Returns the seconds of what follows a rollout: forward passes, then updates."""
+    phases = dict[str, float]()
     for phase, role in job.forward_phases.items():
         each = [replace(role, shape=shape) for shape in (role.shape, *role.others)]  # with like shares of the rows
         phases[phase] = sum(forward_seconds(job, one, work, speed) for one in each) / len(each)
     for update in UPDATES:
         if update.role in job.roles:
             phases[update.name] = work.epochs * update_seconds(job, job.roles[update.role], work, speed)
-    return Duration(phases)
+    return phases
 
 
 def forward_seconds(job: StepLoad, role: RoleLoad, work: Work, speed: Speed) -> float:
@@ -123,20 +127,60 @@ def logit_traffic(shape: ModelShape) -> int:
     return 0 if shape.scalar_head else LOGIT_TRAFFIC * shape.vocab
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Holds the seconds that a rollout engine takes for each part of its work."""
+
+    actor: RoleLoad
+    compute: float
+    """Operations a second."""
+    moved: float
+    """Of what a prompt's token moves in all layers."""
+    weights: float
+    """Of reading all weights, once a decode step."""
+    products: float
+    """Of a token's products with the weights."""
+    logits: float
+    """Of a token's logits."""
+    key: float
+    """Of reading a key and its value."""
+    launches: float
+    """Of a decode step's kernels."""
+
+    @staticmethod
+    def of(job: StepLoad, speed: Speed) -> Pace:
+        rollout = job.rollout
+        actor = replace(job.actor, lora_rank=0) if rollout.merges or job.actor.merges else job.actor
+        ways = 1 if shares_weights(job) else rollout.tensor
+        compute, bandwidth = ways * compute_rate(actor.shape, speed), speed.bandwidth * BANDWIDTH_SHARE
+        kernels = LAYER_KERNELS + (ADAPTER_KERNELS if actor.lora_rank else 0)
+        return Pace(
+            actor,
+            compute,
+            moved=layer_traffic(actor, job.compute_bytes) / (ways * bandwidth),
+            weights=job.compute_bytes * actor.shape.parameters / (ways * bandwidth),
+            products=2 * multiplied_weights(actor) / compute,
+            logits=logit_traffic(actor.shape) / (ways * bandwidth),
+            key=kv_bytes_per_token(job) / bandwidth,
+            launches=actor.shape.layers * kernels * KERNEL_S,
+        )
+
+    def prefill(self, tokens: int) -> float:
+        """Returns the seconds of a prompt."""
+        return prompt_operations(self.actor, Work(1, 1, tokens, 0)) / self.compute + tokens * self.moved
+
+    def decode(self, steps: float, tokens: float, keys: float) -> float:
+        """Returns the seconds of decode steps that write so many tokens and read so many keys, of equally many
+        responses each."""
+        products = max(steps * self.weights, tokens * self.products)
+        return keys * self.key + products + tokens * self.logits + steps * self.launches
+
+
 def rollout_seconds(job: StepLoad, work: Work, speed: Speed) -> float:
     """Seconds of the fullest engine: its prompts, then its decode steps, as many as the cache's room asks for."""
-    rollout = job.rollout
-    actor = replace(job.actor, lora_rank=0) if rollout.merges or job.actor.merges else job.actor
+    rollout, pace = job.rollout, Pace.of(job, speed)
     part = rollout.rows / work.rows  # of the step's rows
-    ways = 1 if shares_weights(job) else rollout.tensor
-    compute, bandwidth = ways * compute_rate(actor.shape, speed), speed.bandwidth * BANDWIDTH_SHARE
     together = max(1, min(rollout.rows, rollout.max_sequences, estimate(job).kv_sequences))
-    prompts = part * work.prompts * work.prompt_tokens * layer_traffic(actor, job.compute_bytes)
-    prefill = part * prompt_operations(actor, work) / compute + prompts / (ways * bandwidth)
     steps = max(work.response_tokens, part * work.written / together)
-    weights = steps * job.compute_bytes * actor.shape.parameters / (ways * bandwidth)
-    products = max(weights, part * work.written * 2 * multiplied_weights(actor) / compute)
-    cache = part * cache_reads(work, kv_bytes_per_token(job)) / bandwidth
-    logits = part * work.written * logit_traffic(actor.shape) / (ways * bandwidth)
-    kernels = LAYER_KERNELS + (ADAPTER_KERNELS if actor.lora_rank else 0)
-    return prefill + cache + products + logits + steps * actor.shape.layers * kernels * KERNEL_S
+    prompts = part * work.prompts * pace.prefill(work.prompt_tokens)
+    return prompts + pace.decode(steps, part * work.written, part * work.keys)

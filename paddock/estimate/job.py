@@ -216,6 +216,7 @@ def _rollout(config: Config) -> RolloutLoad:
         max_sequences=rollout.max_num_seqs or 1,
         tensor=size,
         memory_fraction=rollout.gpu_memory_utilization,
+        ahead=config.algorithm.staleness,
         sleeps=rollout.free_cache_engine and not rolls_out_apart(config),
         apart=rolls_out_apart(config) and not rolls_out_beside(config),
         shared_tokens=data.max_prompt_length if shares_prompts else 0,

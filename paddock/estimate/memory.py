@@ -112,6 +112,8 @@ class RolloutLoad:
     max_sequences: int = 1024
     tensor: int = 1
     memory_fraction: float = 0.5
+    ahead: int = 0
+    """Batches that are drawn beside the step's own."""
     sleeps: bool = True
     """Gives its memory back while the others work."""
     apart: bool = False
@@ -126,6 +128,11 @@ class RolloutLoad:
     validation_sharing: int = 1
     merges: bool = False
     """True if adapters are added to gathered weights meanwhile."""
+
+    @property
+    def asked(self) -> int:
+        """Returns the most responses that are asked for at a time."""
+        return self.rows * (1 + self.ahead)
 
     @property
     def external(self) -> bool:
@@ -283,7 +290,7 @@ def rollout_parts(job: StepLoad) -> tuple[dict[str, int], int]:
     if rollout.external:
         pool = max(0, int(rollout.memory_fraction * job.hardware.memory_bytes) - weights)
         return {"rollout_weights": weights, "kv_cache": pool}, pool // per_token
-    sequences, validated = (min(rows, rollout.max_sequences) for rows in (rollout.rows, rollout.validation_rows))
+    sequences, validated = (min(rows, rollout.max_sequences) for rows in (rollout.asked, rollout.validation_rows))
     cache = per_token * max(
         sequences * cached_tokens(rollout, rollout.sharing),
         validated * cached_tokens(rollout, rollout.validation_sharing),

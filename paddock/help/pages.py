@@ -66,7 +66,7 @@ PAGES = {
     ),
     "plan": Page(
         "paddock.plan.report", "show what a run would do, without loading weights",
-        usage="paddock plan [--json] [--gpu NAME] [--rows N] [key=value ...]",
+        usage="paddock plan [--json] [--gpu NAME] [--rows N] [--lengths RUN|TAIL] [key=value ...]",
         about="Shows what a run would do: batches, memory of each phase, time, and every setting with where it came\n"
         "from. It loads no weights and needs no GPU. It takes the keys of `paddock train`.",
         examples=(
@@ -80,6 +80,7 @@ PAGES = {
             ("--json", "print the plan as JSON"),
             ("--gpu NAME", "plan for a GPU of this kind, or as many as are set: h100, a100, 4090, ..."),
             ("--rows N", "rows of the training data, where the files are not here"),
+            ("--lengths RUN|TAIL", "what staleness would give, by the responses of a run or a p99 of TAIL medians"),
         ),
     ),
     "run": Page(

@@ -151,7 +151,7 @@ def _sequences(work: StepLoad, memory: str, trains: bool) -> list[Choice]:
         changed = replace(work, rollout=replace(work.rollout, max_sequences=count))
         return fits(changed, {"gen"}) if trains else answers_fit(changed)
 
-    asked = max(min(rows, work.rollout.max_sequences) for rows in (work.rollout.rows, work.rollout.validation_rows))
+    asked = max(min(rows, work.rollout.max_sequences) for rows in (work.rollout.asked, work.rollout.validation_rows))
     most = largest(range(1, asked + 1), room)
     if most is None or most == asked:
         return []

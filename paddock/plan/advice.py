@@ -316,7 +316,7 @@ def fraction(job: StepLoad) -> Change | None:
 
 def sequences(job: StepLoad) -> Change | None:
     """Half the sequences at a time until the rollout fits, or one is left."""
-    before = count = min(job.rollout.rows, job.rollout.max_sequences)
+    before = count = min(job.rollout.asked, job.rollout.max_sequences)
     changed = job
     while count > 1 and "gen" in estimate(changed).overfull:
         count //= 2

@@ -24,7 +24,7 @@ from paddock.plan.arithmetic import BatchPlan
 
 def seconds(config: Config, work: StepLoad, gpu: str | None = None, machine: Machine | None = None) -> Duration | None:
     """Returns the seconds of a step; None if the device's speed is not known."""
-    speed = speed_of(config, work, gpu, machine or this_machine())
+    speed = speed_of(config, work, gpu, machine)
     if speed is None:
         return None
     rows = Work(
@@ -45,9 +45,10 @@ def _shares_prompts(config: Config) -> bool:
     return packed and not exact and group.actor.use_prefix_grouper is not False
 
 
-def speed_of(config: Config, work: StepLoad, gpu: str | None, machine: Machine) -> Speed | None:
+def speed_of(config: Config, work: StepLoad, gpu: str | None, machine: Machine | None = None) -> Speed | None:
     """Returns a GPU's speed by its data sheet; None if only its memory is known. A processor's as measured, of the
     threads that the run's processes have together; None for the processors of other nodes."""
+    machine = machine or this_machine()
     if work.hardware.gpus:
         device = planned_device(config, gpu, machine)
         return None if device is None else GPU_SPEED[device].shared(config.trainer.ranks_per_device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paddock.commands.preflight import refusals
@@ -18,8 +18,9 @@ from paddock.facts.machine import GPU_MEMORY_GIB, gpu_named
 from paddock.loading.load import Loaded
 from paddock.loading.rules import Scope
 from paddock.plan.advice import Advice, advise
+from paddock.plan.ahead import LENGTHS, LONG_TAIL, Lengths, Outlook, ahead_advice, lengths_of, obstacle, outlooks
 from paddock.plan.arithmetic import BatchPlan, DataFile, batch_plan, data_files
-from paddock.plan.from_config import advice_facts, merged_job, seconds
+from paddock.plan.from_config import advice_facts, merged_job, seconds, speed_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Plan:
     memory: MemoryPlan | None  # None where the model's shape is not known
     time: Duration | None  # None also if the device's speed is not known
     advice: list[Advice]
+    lengths: Lengths | None = None
+    """None where no lengths of responses are known, or nothing may run ahead."""
+    ahead: list[Outlook] = field(default_factory=list)
+    """What running ahead would give for these lengths."""
 
     @property
     def notes(self) -> list[str]:
@@ -82,8 +87,12 @@ def known_gpu(key: str, gpu: str) -> str:
     return name
 
 
-def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None, strict: bool = True) -> Plan:
-    """`strict`: a data file must be here or be publicly known, unless its rows are assumed."""
+def make(
+    loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None, strict: bool = True,
+    lengths: str | None = None,
+) -> Plan:  # fmt: skip
+    """`strict`: a data file must be here or be publicly known, unless its rows are assumed. `lengths` of responses: a
+    tail, or the folder of a run; None: those of the config's own run, if it has begun and they have a long tail."""
     config = loaded.config
     strict = strict and assumed_rows is None
     train_files, val_files = data_files(config.data, "train", strict), data_files(config.data, "val", strict)
@@ -94,7 +103,17 @@ def make(loaded: Loaded, gpu: str | None = None, assumed_rows: int | None = None
     builtin = (config.actor_rollout_ref.model.path or "").startswith(BUILTIN)
     # the embedded default is tuned as it is: the guide's rules are for language models
     advice = [] if builtin else advise(advice_facts(config, batch, work, merged_job(loaded, gpu)))
-    return Plan(loaded, train_files, val_files, batch, memory, time, advice)
+    plan = Plan(loaded, train_files, val_files, batch, memory, time, advice)
+    speed = speed_of(config, work, gpu) if work else None
+    reason = obstacle(config, speed)
+    if lengths and reason:
+        raise UserError(reason, key=LENGTHS, value=lengths, fix="leave it out")
+    known = None if reason else lengths_of(config, lengths)
+    short = lengths is None and known is not None and known.tail < LONG_TAIL[0]
+    if work is None or speed is None or known is None or short:
+        return plan
+    table = outlooks(config, work, speed, known)
+    return replace(plan, lengths=known, ahead=table, advice=[*advice, *ahead_advice(config, table, known)])
 
 
 def make_supervised(loaded: Loaded, strict: bool = True) -> Plan:

@@ -16,7 +16,8 @@ from paddock.plan.plan import Plan, known_gpu, make
 def run(arguments: list[str], strict: bool = True, chooses: bool = True) -> int:
     """The command: its own flags may stand anywhere among the overrides. `chooses`: see `load`."""
     flags, overrides = _flags(arguments)
-    plan = make(load(overrides, here=strict, gpu=flags["gpu"], chooses=chooses), flags["gpu"], flags["rows"], strict)
+    loaded = load(overrides, here=strict, gpu=flags["gpu"], chooses=chooses)
+    plan = make(loaded, flags["gpu"], flags["rows"], strict, flags["lengths"])
     if flags["json"]:
         print(json.dumps(as_json(plan), indent=2))
     else:
@@ -27,14 +28,14 @@ def run(arguments: list[str], strict: bool = True, chooses: bool = True) -> int:
 
 
 def _flags(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    flags: dict[str, Any] = {"json": False, "gpu": None, "rows": None}
+    flags: dict[str, Any] = {"json": False, "gpu": None, "rows": None, "lengths": None}
     rest: list[str] = []
     given = iter(arguments)
     for argument in given:
         name, equals, value = argument.partition("=")
         if argument == "--json":
             flags["json"] = True
-        elif name in ("--gpu", "--rows"):
+        elif name in ("--gpu", "--rows", "--lengths"):
             flags[name[2:]] = value if equals else next(given, "")
         else:
             rest.append(argument)
@@ -65,6 +66,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "batch": asdict(plan.batch),
         "memory": memory,
         "seconds": plan.time and {"step": plan.time.step, "phases": dict(plan.time.phases)},
+        "running_ahead": [asdict(outlook) for outlook in plan.ahead],
         "advice": [asdict(advice) for advice in plan.advice],
         "notes": plan.notes,
     }

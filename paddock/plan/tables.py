@@ -16,7 +16,7 @@ from paddock.config.conversations import converses, environments_named, files_of
 from paddock.config.roles import RolloutConfig
 from paddock.config.schema import DataConfig, row_tokens
 from paddock.config.secrets import masked
-from paddock.config.topology import pools
+from paddock.config.topology import pools, takes_one_step
 from paddock.estimate.memory import MemoryPlan
 from paddock.facts.machine import GIB
 from paddock.loading.overrides import LINE, PROGRAM
@@ -42,7 +42,7 @@ class PrintedPlan(Plan):
 
 
 def render(plan: Plan, console: Console | None = None) -> None:
-    show(plan, (_algorithm, _placement, _batch, _memory, _time, _origins, _advice), console)
+    show(plan, (_algorithm, _placement, _batch, _memory, _time, _ahead, _origins, _advice), console)
 
 
 def render_supervised(plan: Plan) -> None:
@@ -214,6 +214,26 @@ def _time(plan: Plan, console: Console) -> None:
     )
     _title(console, f"Time, {source}, if every response has full length")
     _rows(console, ("a step", f"about {clock(plan.time.step)}{whole}"), ("of which", phases))
+
+
+def _ahead(plan: Plan, console: Console) -> None:
+    """Shows what running ahead would give, beside as many mini-batches of a larger rollout."""
+    if plan.lengths is None:
+        return
+    lengths, data = plan.lengths, plan.loaded.config.data
+    tokens = f"median {lengths.at(0.5)}, 99th percentile {lengths.at(0.99)}, longest {lengths.tokens[-1]} tokens"
+    _title(console, f"Running ahead, by {escape(lengths.source)}: {tokens}")
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for name in ("algorithm.staleness", "rollout.max_num_seqs", "a step", "steps an hour", "with mini-batches instead"):
+        table.add_column(name, justify="right")
+    for row in plan.ahead:
+        beside = f"{row.mini_batches:.2f} x with {row.staleness + 1}" if row.staleness else ""
+        slots, gain = f"{row.slots}", f"{row.gain:.2f} x"
+        table.add_row(str(row.staleness), slots, clock(row.seconds), gain, beside)
+    console.print(table)
+    bypass = ", algorithm.rollout_correction.bypass_mode=True" if takes_one_step(plan.loaded.config) else ""
+    keys = f"data.train_batch_size={data.train_batch_size} x their number{bypass}"
+    console.print(f"  mini-batches of a larger rollout, which need no staleness: {keys}", soft_wrap=True)
 
 
 def clock(seconds: float) -> str:

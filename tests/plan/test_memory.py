@@ -253,6 +253,8 @@ def test_an_embedded_cache_holds_the_rows_of_a_step_or_of_a_validation() -> None
     assert estimate(rollout(made, rows=10**6, max_sequences=256)).kv_sequences == 256
     shared = rollout(made, shared_tokens=512, sharing=8)
     assert estimate(shared).phases["gen"]["kv_cache"] == 64 * per_row * (1024 + 512 // 8) // 1536
+    assert estimate(rollout(made, ahead=2)).kv_sequences == 3 * 64, "batches of later steps are drawn beside it"
+    assert estimate(rollout(made, ahead=2, max_sequences=80)).kv_sequences == 80
     validated = estimate(rollout(shared, validation_rows=100))
     assert validated.phases["gen"]["kv_cache"] == 100 * per_row, "each prompt has one answer there"
     assert validated.kv_sequences == 64, "of a step"
