@@ -29,7 +29,7 @@ LINES = {
     "core": 1818,
     "data": 4676,
     "doctor": 364,
-    "engines": 7024,
+    "engines": 7032,
     "environments": 3292,
     "errors.py": 50,
     "estimate": 1102,
@@ -41,14 +41,14 @@ LINES = {
     "loading": 2445,
     "models": 4967,
     "plan": 1391,
-    "report": 593,
+    "report": 618,
     "rewards": 3203,
     "rollouts": 2173,
     "runs": 1775,
     "sandbox": 3480,
-    "trainer": 2065,
+    "trainer": 2069,
     "verl": 2570,
-    "workers": 2576,
+    "workers": 2577,
 }
 
 

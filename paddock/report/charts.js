@@ -294,13 +294,14 @@ class Chart {
 }
 
 class Bars {
-  // stacked bars: steps [[from, to]], parts [{label, colour, values}] in seconds per step
-  constructor(steps, parts) {
-    Object.assign(this, { steps, parts, height: 190 });
-    this.canvas = svg("svg", { role: "img", height: this.height, "aria-label": "Seconds per step, stacked by phase" });
+  // stacked bars: steps [[from, to]], parts [{label, colour, values}] in seconds per step; lines: the same on a scale at the right
+  constructor(steps, parts, options = {}) {
+    const each = steps.length && steps.some(([a, b]) => a !== b) ? "each bar is the mean of its steps" : "each bar is one step";
+    Object.assign(this, { steps, parts, height: 190, title: "Seconds per step", meaning: each, unit: " s", name: "step", lines: [], ...options });
+    this.canvas = svg("svg", { role: "img", height: this.height, "aria-label": options.title || "Seconds per step, stacked by phase" });
     this.tip = el("div", { class: "tip", hidden: true });
-    this.root = el("figure", { class: "chart", style: "margin:0" }, el("figcaption", {}, el("div", { class: "title" }, el("h3", {}, "Seconds per step")),
-      el("div", { class: "meaning" }, el("span", {}, steps.length && steps.some(([a, b]) => a !== b) ? "each bar is the mean of its steps" : "each bar is one step"))), this.canvas, this.tip);
+    this.root = el("figure", { class: "chart", style: "margin:0" }, el("figcaption", {}, el("div", { class: "title" }, el("h3", {}, this.title)),
+      el("div", { class: "meaning" }, el("span", { title: this.meaning }, this.meaning))), this.canvas, this.tip);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerdown", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; if (this.mark) this.mark.remove(); });
@@ -315,7 +316,7 @@ class Bars {
     // one slow step (a first compilation, a pause of the machine) must not flatten all others
     const sorted = [...sums].sort((a, b) => a - b), usual = sorted[Math.floor(sorted.length * 0.9)] || 1;
     const most = Math.max(...sums), high = (most > 3 * usual ? 2 * usual : most) * 1.05 || 1;
-    const box = this.box = { left: 44, right: this.width - 8, top: 8, bottom: this.height - 20 };
+    const box = this.box = { left: 44, right: this.width - (this.lines.length ? 40 : 8), top: 8, bottom: this.height - 20 };
     const up = (value) => box.bottom - Math.min(value, high) / high * (box.bottom - box.top);
     const each = this.each = (box.right - box.left) / this.steps.length;
     this.canvas.replaceChildren();
@@ -339,9 +340,22 @@ class Bars {
       }
       if (sums[i] > high) this.canvas.append(svg("text", { x: box.left + (i + 0.5) * each, y: box.top + 1, "text-anchor": "middle" }, "↑"));
     });
+    if (this.lines.length) this.drawLines(box, each);
     for (const step of stepTicks(this.steps[0][0], this.steps.at(-1)[1] + 0.5, (box.right - box.left) / 80)) {
       const i = this.steps.findIndex(([, to]) => to >= step);
       this.canvas.append(svg("text", { x: box.left + (i + 0.5) * each, y: this.height - 6, "text-anchor": "middle" }, step.toLocaleString("en")));
+    }
+  }
+
+  drawLines(box, each) {
+    const most = Math.max(1, ...this.lines.flatMap((line) => line.values.map((value) => value || 0))) * 1.05;
+    const up = (value) => box.bottom - value / most * (box.bottom - box.top), { found, step } = ticks(0, most, 4);
+    for (const value of found) this.canvas.append(svg("text", { x: box.right + 6, y: up(value) + 3.5 }, format.tick(value, false, step)));
+    for (const { label, colour, values } of this.lines) {
+      const points = values.map((value, i) => value === null ? "" : `${(box.left + (i + 0.5) * each).toFixed(1)},${up(value).toFixed(1)}`).filter(Boolean);
+      const line = svg("path", { class: "line", d: points.length ? "M" + points.join("L") : "", "data-label": label });
+      line.style.stroke = colour;
+      this.canvas.append(line);
     }
   }
 
@@ -353,12 +367,13 @@ class Bars {
     const [from, to] = this.steps[i], x = this.box.left + (i + 0.5) * this.each;
     this.mark = svg("line", { class: "cross", x1: x, x2: x, y1: this.box.top, y2: this.box.bottom });
     this.canvas.append(this.mark);
-    const rows = this.parts.filter((part) => part.values[i] > 0).sort((a, b) => b.values[i] - a.values[i]).slice(0, 8).map((part) => {
+    const parts = this.parts.filter((part) => part.values[i] > 0).sort((a, b) => b.values[i] - a.values[i]).slice(0, 8);
+    const rows = [...parts, ...this.lines].map((part) => {
       const swatch = el("span", { class: "swatch box" });
       swatch.style.color = part.colour;
-      return el("div", { class: "row" }, swatch, el("span", { class: "name" }, part.label), el("b", {}, format.number(part.values[i]) + " s"));
+      return el("div", { class: "row" }, swatch, el("span", { class: "name" }, part.label), el("b", {}, format.number(part.values[i]) + (this.lines.includes(part) ? "" : this.unit)));
     });
-    this.tip.replaceChildren(el("div", { class: "step" }, from === to ? `step ${from}` : `steps ${from} to ${to}`), ...rows);
+    this.tip.replaceChildren(el("div", { class: "step" }, from === to ? `${this.name} ${from}` : `steps ${from} to ${to}`), ...rows);
     this.tip.hidden = false;
     putTip(this.tip, this.canvas, x);
   }

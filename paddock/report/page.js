@@ -110,11 +110,13 @@ function curves() {
 }
 
 // time by phase
+const ORDER = ["generation", "greedy baseline", "reward", "reward model update", "values", "reference", "advantages", "critic update", "policy update", "old log-probs", "weight sync", "validation", "rollout dump", "checkpoint", "other"];
+const phaseColour = (name) => `var(--p${Math.max(0, ORDER.indexOf(name))})`;
+
 function time() {
   const names = [...new Set(data.phases.flatMap((phases) => phases.total.map(([name]) => name)))];
   if (!names.length) return drop("time");
-  const order = ["generation", "greedy baseline", "reward", "reward model update", "values", "reference", "advantages", "critic update", "policy update", "old log-probs", "weight sync", "validation", "rollout dump", "checkpoint", "other"];
-  const colour = (name) => `var(--p${Math.max(0, order.indexOf(name))})`;
+  const order = ORDER, colour = phaseColour;
   const body = $("phases"), two = el("div", { class: "two" });
   const shares = el("div", { class: "panel" }), list = el("div", { class: "shares" });
   data.phases.forEach((phases, i) => {
@@ -148,6 +150,28 @@ function time() {
   };
   if (data.phases.length > 1) $("time-controls").append(picker(data.curves.map((curve, i) => [i, curve.label]), 0, "run", (i) => draw(Number(i))));
   draw(0);
+}
+
+// rollouts that run ahead
+function ahead() {
+  const runs = data.ahead.map((one, i) => [i, one]).filter(([, one]) => one);
+  if (!runs.length) return drop("ahead");
+  const draw = (i) => {
+    const one = data.ahead[i], ages = new Bars(one.ages.map((_, age) => [age, age]), [{ label: "of the tokens", colour: "var(--c0)", values: one.ages }],
+      { title: "Age of trained tokens", meaning: "percent of the tokens, by updates since each was drawn", unit: " %", name: "age" });
+    const parts = ORDER.filter((name) => one.seconds[name]).map((name) => ({ label: name, colour: phaseColour(name), values: one.seconds[name] }));
+    const lines = [["ready", "finished", "--ink"], ["carried_rows", "begun", "--c3"]].map(([name, label, colour]) => ({ label: `${label}, of later steps`, colour: `var(${colour})`, values: one.waiting[name] }));
+    const steps = new Bars(one.steps, parts, { title: "Steps", meaning: "seconds by phase (left), and responses of later steps that wait behind the step (lines, right)", lines });
+    const legend = el("div", { class: "legend" }, ...[...parts, ...lines].map(({ label, colour }, i) => {
+      const swatch = el("span", { class: i < parts.length ? "swatch box" : "swatch" });
+      swatch.style.color = colour;
+      return el("span", { class: "item" }, swatch, label);
+    }));
+    steps.root.append(legend);
+    $("ahead-body").replaceChildren(el("div", { class: "two" }, ages.root, steps.root));
+  };
+  if (runs.length > 1) $("ahead-controls").append(picker(runs.map(([i]) => [i, data.curves[i].label]), runs[0][0], "run that runs ahead", (i) => draw(Number(i))));
+  draw(runs[0][0]);
 }
 
 function long(seconds) {
@@ -335,12 +359,13 @@ function environment() {
 overview();
 curves();
 time();
+ahead();
 samples();
 metrics();
 config();
 environment();
 $("subtitle").textContent = data.subtitle;
 $("footer").textContent = `Written by Paddock ${data.version}, ${data.written}. This file needs no network and no other file.`;
-for (const [id, name] of [["overview", "Overview"], ["curves", "Curves"], ["time", "Time"], ["samples", "Samples"], ["metrics", "Metrics"], ["config", "Config"], ["environment", "Environment"]])
+for (const [id, name] of [["overview", "Overview"], ["curves", "Curves"], ["time", "Time"], ["ahead", "Ahead"], ["samples", "Samples"], ["metrics", "Metrics"], ["config", "Config"], ["environment", "Environment"]])
   if ($(id)) $("nav").append(el("a", { href: "#" + id }, name));
 document.documentElement.dataset.ready = "true";

@@ -29,7 +29,7 @@ from paddock.report.summary import (
     training,
 )
 from paddock.runs.reading import RecordedRun, read_run
-from paddock.trainer.learning import warning
+from paddock.trainer.learning import TOKEN_AGE, warning
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ def render(runs: Sequence[RecordedRun]) -> str:
         **all_series(curves),
         "charts": charts(curves),
         "phases": [phases(curve) for curve in curves],
+        "ahead": [running_ahead(curve) for curve in curves],
         "samples": [{"run": run.name, "lines": bounded(run.samples, len(runs))} for run in runs if run.samples],
         "configs": [config(run) for run in runs if run.settings],
         "environments": [{"run": run.name, "facts": run.environment} for run in runs if run.environment],
@@ -245,6 +246,30 @@ def phases(curve: Curve) -> dict[str, Any]:
         "total": [[phase, short(seconds)] for phase, seconds in total.items()],
         "steps": [[part[0]["step"], part[-1]["step"]] for part in bins],
         "seconds": {phase: [short(mean[phase]) for mean in means] for phase in total},
+    }
+
+
+def running_ahead(curve: Curve) -> dict[str, Any] | None:
+    """Returns the shares of trained tokens by age, and of the curve's first run the last BINS steps: seconds by phase,
+    and how many responses of later steps wait behind each; None if nothing ran ahead."""
+    rows = [row for run in curve.runs for row in run.rows if f"{TOKEN_AGE}0" in row]
+    if not rows:
+        return None
+    ages = range(
+        max(int(name.removeprefix(TOKEN_AGE)) for row in rows for name in row if name.startswith(TOKEN_AGE)) + 1
+    )
+    weights = [row.get("response_length/mean") or 0.0 for row in rows]
+    shares = [
+        sum(weight * (row.get(f"{TOKEN_AGE}{age}") or 0.0) for weight, row in zip(weights, rows, strict=True))
+        for age in ages
+    ]
+    last = [row for row in curve.runs[0].rows if row.get("timing_s/step")][-BINS:]
+    timed = [phase_seconds(row) for row in last]
+    return {
+        "ages": [short(100 * share / (sum(weights) or 1)) for share in shares],
+        "steps": [[row["step"], row["step"]] for row in last],
+        "seconds": {phase: [short(seconds.get(phase, 0.0)) for seconds in timed] for phase in total_seconds(last)},
+        "waiting": {name: [row.get(f"rollout/window/{name}") for row in last] for name in ("ready", "carried_rows")},
     }
 
 

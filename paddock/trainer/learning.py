@@ -7,6 +7,8 @@ from typing import Any
 
 STEPS = 3
 ALIKE, SAME_PROMPTS = "reward/alike", "training/same_prompts"
+TOKEN_AGE = "training/off_policy/token_staleness_share/"
+"""Begins the names of the shares of tokens by their age in versions."""
 CAUSES = (
     ("reward/unscored", 1, "reward functions returned None for {0:g} responses of the last step: return a number for "
      "each response that a function is to score"),

@@ -71,7 +71,7 @@ class Trainer(TrainingRun):
         """Takes one step: generate, score, compute advantages, update."""
         batch, metrics = self.collector.collect(self.step_no, self.timer, self.roles.generating)
         if self.runs_ahead:
-            metrics |= age_metrics(batch, self.roles.actor.version)
+            metrics |= age_metrics(batch, self.roles.actor.version, self.config.algorithm.staleness)
         batch, found = self.with_advantages(batch)
         metrics |= found | self.learn(batch, current=not self.runs_ahead)
         return metrics | self.describe(batch), batch

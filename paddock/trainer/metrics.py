@@ -13,7 +13,7 @@ from torch import Tensor
 from paddock.algorithms.selection import informative_groups
 from paddock.core.batch import Batch, PerToken
 from paddock.core.masked import masked_sum
-from paddock.trainer.learning import ALIKE, SAME_PROMPTS
+from paddock.trainer.learning import ALIKE, SAME_PROMPTS, TOKEN_AGE
 
 COUNTED = {"num_turns": "num_turns", "tool_call_counts": "tool_call_counts", "tool_seconds": "agent_loop/tool_calls"}
 """Columns of conversations whose least, most and mean are metrics, and the metrics' names."""
@@ -70,18 +70,20 @@ def signal_metrics(batch: Batch) -> dict[str, float]:
 
 
 @torch.no_grad()
-def age_metrics(batch: Batch, version: int) -> dict[str, float]:
-    """Returns how many versions of the weights drew a response, and how far the newest and the oldest of them are
-    behind `version`, that of the weights which learn from it."""
+def age_metrics(batch: Batch, version: int, staleness: int) -> dict[str, float]:
+    """Returns how many versions of the weights drew a response, how far the newest and the oldest of them are behind
+    `version`, that of the weights which learn from it, and the share of tokens of each age."""
     versions, drawn = batch.need("versions"), batch.need("mask") != 0
     answered = drawn.any(-1)
     newest = versions.masked_fill(~drawn, torch.iinfo(versions.dtype).min).amax(-1)
     oldest = versions.masked_fill(~drawn, torch.iinfo(versions.dtype).max).amin(-1)
+    ages = (version - versions[drawn]).bincount(minlength=staleness + 1)
     name = "training/off_policy/trajectory_"
     return to_floats(
         summary(f"{name}spans", newest - oldest + 1, answered)
         | summary(f"{name}staleness", version - newest, answered)
         | summary(f"{name}staleness_worst", version - oldest, answered)
+        | {f"{TOKEN_AGE}{age}": count.double() / ages.sum().clamp(min=1) for age, count in enumerate(ages)}
     )
 
 

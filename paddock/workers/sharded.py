@@ -246,7 +246,8 @@ class ShardedRollout(Sampler):
     def sleep(self) -> None:
         counts = [count for count in self.ranks.broadcast("rollout", Rollout.sleep) if count is not None]
         if counts:  # engines decode side by side
-            self.counted = Decoded(max(count.steps for count in counts), sum(count.rows for count in counts))
+            steps, rows = max(count.steps for count in counts), sum(count.rows for count in counts)
+            self.counted = Decoded(steps, rows, sum(count.recomputed for count in counts))
 
     @property
     def decoded(self) -> Decoded | None:

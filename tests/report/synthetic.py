@@ -33,15 +33,28 @@ def metrics_of(step: int, dice: random.Random, further: int = 50) -> dict[str, A
     }
 
 
+def held_ahead(step: int) -> dict[str, Any]:
+    """Returns what a run with staleness 1 logs in a step: every other one draws two batches."""
+    odd = step % 2
+    age = "training/off_policy/token_staleness_share/"
+    waiting = {"rollout/window/ready": 60.0 * odd, "rollout/window/carried_rows": 4.0}
+    return {f"{age}0": 1.0 * odd, f"{age}1": 1.0 - odd, "timing_s/gen": 2.0 * odd, **waiting}
+
+
 def write_run(
-    folder: Path, steps: int = 20, seed: int = 0, samples: bool = True, settings: tuple[str, ...] | None = ()
+    folder: Path,
+    steps: int = 20,
+    seed: int = 0,
+    samples: bool = True,
+    settings: tuple[str, ...] | None = (),
+    ahead: bool = False,
 ) -> list[dict[str, Any]]:
     """Writes a run folder and returns its metrics; `settings` None leaves out run.json, as in older folders."""
     folder.mkdir(parents=True)
     dice = random.Random(seed)
     lines = [{"step": 0, VALIDATION: 0.25, PASS: 0.25}]
     for step in range(1, steps + 1):
-        lines.append(metrics_of(step, dice))
+        lines.append(metrics_of(step, dice) | (held_ahead(step) if ahead else {}))
         if step % 10 == 0:
             lines[-1] |= dict.fromkeys((VALIDATION, PASS), 0.25 + 0.5 * step / steps)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

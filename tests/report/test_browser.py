@@ -139,6 +139,20 @@ def test_log_scale_smoothing_and_the_legend_change_the_drawing(show, tmp_path):
     assert page.locator(f"{REWARD} path.line").count() == 1
 
 
+def test_a_run_ahead_shows_ages_and_alternating_steps(show, tmp_path):
+    write_run(tmp_path / "run", steps=10, ahead=True)
+    write_run(tmp_path / "other")
+    page = show(tmp_path / "run")
+    ages, steps = page.locator("#ahead svg").all()
+    assert ages.locator("rect").count() == 2 and steps.locator("path.line").count() == 2
+    heights = [float(bar.get_attribute("height")) for bar in steps.locator("rect").all()]
+    assert max(heights) > 1.5 * min(heights)
+    steps.hover(position={"x": 60, "y": 60})
+    tip = page.locator("#ahead .tip:visible").inner_text()
+    assert "step 1" in tip and "generation" in tip and re.search(r"finished, of later steps\s*60$", tip, re.M)
+    assert show(tmp_path / "other").locator("#ahead").count() == 0
+
+
 def test_seeds_are_drawn_as_a_band(show, tmp_path):
     for seed in (1, 2, 3):
         write_run(tmp_path / f"seed{seed}", seed=seed)

@@ -135,6 +135,18 @@ def test_scripts_put_texts_into_the_page_as_texts():
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script)
 
 
+def test_a_run_ahead_has_the_ages_of_its_tokens_and_its_last_steps_one_by_one(tmp_path):
+    write_run(tmp_path / "run", steps=100, ahead=True)
+    write_run(tmp_path / "other")
+    shown, nothing = page_of(tmp_path / "run", tmp_path / "other").data["ahead"]
+    assert (
+        nothing is None and sum(shown["ages"]) == pytest.approx(100) and shown["ages"] == pytest.approx([50, 50], abs=2)
+    )
+    assert shown["steps"] == [[step, step] for step in range(21, 101)]
+    assert shown["seconds"]["generation"] == [2, 0] * 40 and shown["seconds"]["policy update"] == [1] * 80
+    assert shown["waiting"] == {"ready": [60, 0] * 40, "carried_rows": [4] * 80}
+
+
 def test_seeds_are_a_band_and_other_runs_a_line(tmp_path):
     for seed in (1, 2):
         write_run(tmp_path / f"seed{seed}", seed=seed)

@@ -52,6 +52,18 @@ def test_explained_variance_compares_the_error_with_the_returns():
     assert found["critic/vf_explained_var"] == pytest.approx(1 - (1 / 3) / (2 / 3 + 1e-5), abs=1e-9)
 
 
+def test_the_ages_of_tokens_by_hand():
+    """Weights of version 9 learn from tokens of versions 7, 8, 8 and 9; a tool's token has no version."""
+    versions = torch.tensor([[7, 8, 8], [9, -1, -1], [-1, -1, -1]])
+    found = metrics.age_metrics(batch(versions=versions), version=9, staleness=3)
+    name = "training/off_policy/"
+    assert [found[f"{name}token_staleness_share/{age}"] for age in range(4)] == [0.25, 0.5, 0.25, 0.0]
+    for kind, values in (("spans", (1.5, 2, 1)), ("staleness", (0.5, 1, 0)), ("staleness_worst", (1, 2, 0))):
+        assert tuple(found[f"{name}trajectory_{kind}/{part}"] for part in ("mean", "max", "min")) == values
+    nothing = metrics.age_metrics(batch(versions=versions, mask=torch.zeros(3, 3)), version=9, staleness=1)
+    assert [nothing[f"{name}token_staleness_share/{age}"] for age in range(2)] == [0.0, 0.0]
+
+
 def test_what_lies_outside_the_mask_is_never_read():
     poisoned = batch().advantages.masked_fill(batch().mask == 0, math.nan)
     clean, dirty = (metrics.batch_metrics(batch(advantages=a), 4, 3, False) for a in (batch().advantages, poisoned))

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,11 @@ def test_each_step_trains_the_prompts_of_the_run_in_which_nothing_runs_ahead(fin
 
 def test_the_age_of_tokens_is_counted_in_updates_and_bounded(finished):
     rows = metrics_of(finished(1))
+    for before, row in pairwise(rows):
+        carried, again = before["rollout/window/carried_tokens"], row.get("rollout/recomputed_tokens", 0)
+        assert (again > carried) if carried else again == 0  # with the prompts
     for row in rows:
+        assert sum(row[f"{OFF}token_staleness_share/{age}"] for age in range(2)) == pytest.approx(1)
         assert 0 <= row[f"{OFF}trajectory_staleness/min"] <= row[f"{OFF}trajectory_staleness_worst/max"] <= 1
         assert row[f"{OFF}trajectory_spans/max"] <= 2
     assert rows[0][f"{OFF}trajectory_staleness_worst/max"] == 0 and rows[0][f"{OFF}ess"] == pytest.approx(1)

@@ -204,16 +204,20 @@ class Until:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Counts decode steps, and the responses that were alive in each of them."""
+    """Counts decode steps, the responses that were alive in each of them, and tokens that were computed again."""
 
     steps: int = 0
     rows: int = 0
+    recomputed: int = 0
+    """Tokens of responses that go on, with those of their prompts."""
 
     def since(self, before: Decoded) -> dict[str, float]:
-        """Returns the decode steps since then, and how many responses were alive in a step, as metrics."""
+        """Returns the decode steps since then, and how many responses were alive in a step, as metrics; if responses
+        went on, also the tokens that were computed again."""
         steps = self.steps - before.steps
         alive = {"rollout/live_rows": (self.rows - before.rows) / steps} if steps else {}
-        return {"rollout/decode_steps": float(steps), **alive}
+        again = self.recomputed - before.recomputed
+        return {"rollout/decode_steps": float(steps)} | alive | ({"rollout/recomputed_tokens": again} if again else {})
 
 
 class RolloutEngine(Protocol):

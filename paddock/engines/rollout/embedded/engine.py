@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -204,6 +205,8 @@ class EmbeddedEngine(RolloutEngine):
         """Computes the prompts, packed, and draws the first token of each response."""
         start, device = sequences.live, self.model.device
         lengths = [len(request.tokens) for request in requests]
+        again = sum(length for request, length in zip(requests, lengths, strict=True) if request.start)
+        self.decoded = replace(self.decoded, recomputed=self.decoded.recomputed + again)
         how = sequences.slots.prefill(lengths, sequences.admit(requests), device)
         every = chain.from_iterable(request.tokens for request in requests)
         tokens = torch.from_numpy(np.fromiter(every, np.int64))  # torch would take six times as long
@@ -248,7 +251,8 @@ class EmbeddedEngine(RolloutEngine):
         sequences.aged(times)
 
     def count(self, steps: int, rows: int) -> None:
-        self.decoded = Decoded(self.decoded.steps + steps, self.decoded.rows + steps * rows)
+        so_far = self.decoded
+        self.decoded = replace(so_far, steps=so_far.steps + steps, rows=so_far.rows + steps * rows)
 
     def repeat(self, sequences: Sequences, rows: int, times: int, beside: Extension | None = None) -> None:
         if self.records and self.experts is None:  # how many tokens an expert gets is not known to a graph
