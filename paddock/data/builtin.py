@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from paddock.config.paths import BUILTIN
@@ -33,6 +33,12 @@ def builtin_rows(name: str) -> list[Row]:
     if build is None:
         raise UserError("there is no such built-in data set", key=name, fix=suggest(name, sorted(SPLITS)))
     return build()
+
+
+@cache
+def builtin_count(name: str) -> int:
+    """Returns the number of rows that `builtin_rows` returns: they are made only once to be counted."""
+    return len(builtin_rows(name))
 
 
 def sums(split: str) -> list[Row]:

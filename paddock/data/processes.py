@@ -50,22 +50,20 @@ def over_ranges(
     packed = _packed(work) if count >= MANY and cores > 1 else None
     size = CHUNK if packed is None else 8 * CHUNK
     chunks = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    console = Console(stderr=True)
     with ExitStack() as open_things:
         call = work
+        done: Iterator[list[Found]] = map(work, chunks)
         if packed is not None:
             open_things.enter_context(same_processes())
-            call = _shared[0].doing(packed, cores)
-        pool = open_things.enter_context(ThreadPoolExecutor(threads if packed is None else cores))
-        try:
+            call, threads = _shared[0].doing(packed, cores), cores
+        if threads > 1:
+            pool = open_things.enter_context(ThreadPoolExecutor(threads))
+            open_things.callback(pool.shutdown, wait=False, cancel_futures=True)
             done = pool.map(call, chunks)
-            bar = track(done, what, total=len(chunks), console=console, transient=True,
-                        disable=not console.is_terminal)  # fmt: skip
-            for found in bar:
-                yield from found
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        console = Console(stderr=True)
+        bar = track(done, what, total=len(chunks), console=console, transient=True) if console.is_terminal else done
+        for found in bar:
+            yield from found
 
 
 class Processes:

@@ -18,7 +18,7 @@ from paddock.config.topology import (
     roles_of,
     splits_models,
 )
-from paddock.data.builtin import builtin_rows
+from paddock.data.builtin import builtin_count
 from paddock.errors import UserError
 from paddock.facts.datasets import known_dataset
 from paddock.facts.files import count_rows, hub_name
@@ -67,7 +67,7 @@ def data_files(data: DataConfig, split: str, strict: bool = True) -> list[DataFi
 
 def _data_file(key: str, path: str, strict: bool) -> DataFile:
     if path.startswith(BUILTIN):
-        return DataFile(path, len(builtin_rows(path)), here=True)
+        return DataFile(path, builtin_count(path), here=True)
     if os.path.exists(path):
         return DataFile(path, count_rows(path, key=key), here=True)
     if hub_name(path):
