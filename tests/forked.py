@@ -52,6 +52,13 @@ def write_to(file: int) -> None:
     sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))  # noqa: SIM115
 
 
+def forget(*packages: str) -> None:
+    """Has this process import packages again, as a fresh one would."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in packages:
+            del sys.modules[name]
+
+
 class ForkedCall(Child):
     """A function in a forked process, with the signals of a fresh one and the leader of its own group.
 

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -21,6 +20,7 @@ from paddock.environments.environment import Call
 from paddock.errors import UserError
 from paddock.loading.load import load
 from paddock.loading.rules import form, run
+from tests.forked import ForkedCall, forget
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = dict(re.findall(r"^### An? (.+?)\n(.*?)(?=^##)", PAGE, re.M | re.S))
@@ -118,12 +118,22 @@ def test_a_frozen_role_is_an_entry_in_each_table_and_a_line_of_the_step(tmp_path
     ranks.write_text(ranks.read_text().replace("import teachers_of", "import Teacher, teachers_of"))
     assert len(blocks("role", "python")) <= 8
     words = ["algorithm.adv_estimator=grpo", "trainer.fluency=builtin:tiny", *SMALL]
-    run = [sys.executable, "-m", "paddock.cli"]
-    planned = subprocess.run([*run, "plan", "--json", *words], cwd=tmp_path, capture_output=True, text=True)
-    plan = json.loads(planned.stdout)
+
+    def changed(*arguments: str) -> ForkedCall:
+        def command() -> int:
+            forget("paddock")
+            sys.path.insert(0, str(tmp_path))
+            from paddock.cli import main
+
+            return main([*arguments, *words])
+
+        process = ForkedCall(command, folder=tmp_path)
+        assert process.wait() == 0, process.said()
+        return process
+
+    plan = json.loads(changed("plan", "--json").said())
     assert "fluency" in [role["role"] for role in plan["roles"]] and "fluency" in plan["memory"]["phases"]
-    trained = subprocess.run([*run, "train", *words], cwd=tmp_path, capture_output=True, text=True)
-    assert trained.returncode == 0, trained.stderr
+    changed("train")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["timing_s/fluency"] > 0 for line in lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from paddock.facts.modules import module_at
 from paddock.rewards.functions import Target, load
 from paddock.rewards.score import ScoreRequest
+from tests.forked import ForkedCall, forget
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,7 +86,11 @@ def test_what_is_missing_in_a_package_is_an_import_error(tmp_path):
 )
 def test_every_plug_in_finds_verls_names_and_the_working_directory(asked, tmp_path):
     write(tmp_path, mine="from verl.experimental.agent_loop.agent_loop import AgentLoopBase as Loop")
-    start = f"import sys; sys.path = [one for one in sys.path if one] + [{str(ROOT)!r}]; "
-    command = [sys.executable, "-P", "-c", start + asked]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr
+
+    def program() -> None:
+        forget("paddock", "verl", "mine")
+        sys.path = [place for place in sys.path if place.startswith((sys.prefix, sys.base_prefix))] + [str(ROOT)]
+        exec(asked, {})
+
+    process = ForkedCall(program, folder=tmp_path)
+    assert process.wait() == 0, process.said()

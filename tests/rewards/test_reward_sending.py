@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
+import runpy
 import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from paddock.loading.load import load
 from paddock.rewards.manager import RewardManager
 from paddock.rewards.score import ScoreRequest
 from paddock.trainer.assembly import open_rewards
+from tests.forked import ForkedCall
 
 REQUEST = ScoreRequest("mine", "The answer is $\\frac{1}{2}$.", "0.5", {}, "a.parquet row 0", prompt="1/2=")
 HERE = os.getpid()
@@ -163,10 +163,8 @@ with paddock.Run("builtin:tiny", rows * 2, accuracy, **small) as run:
 
 def test_math_verify_works_in_a_script_of_ones_own_and_a_function_that_is_defined_again_is_the_new_one(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    ran = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-2:] == ["True []", "[7.0, 7.0]"]
-    assert "thread" not in ran.stderr
+    process = ForkedCall(lambda: runpy.run_path("script.py", run_name="__main__") and None, folder=tmp_path)
+    assert process.wait() == 0, process.said()
+    lines = process.said().splitlines()
+    assert [line for line in lines if line.endswith("]")][-2:] == ["True []", "[7.0, 7.0]"]
+    assert "thread" not in process.said()

@@ -30,7 +30,7 @@ from paddock.runs.checkpoint import CheckpointStore
 from paddock.runs.tracking import Tracker
 from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import train
-from tests.forked import Forked
+from tests.forked import Child, Forked, write_to
 
 GRPO = "algorithm.adv_estimator=grpo"
 SCORER = """
@@ -275,10 +275,18 @@ def test_a_closed_terminal_ends_the_run_after_its_step_with_a_checkpoint(tmp_pat
     ours, theirs = pty.openpty()
     keys = arguments(tmp_path, GRPO, "trainer.total_training_steps=2000", "trainer.save_freq=1000",
                      "trainer.logger=[console]")  # fmt: skip
-    command = [sys.executable, "-m", "paddock.trainer.main_ppo", *keys]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs,
-                               preexec_fn=lambda: become_leader(theirs))  # fmt: skip
+
+    def command() -> int:
+        os.close(ours)
+        become_leader(theirs)
+        os.dup2(theirs, 0)
+        write_to(theirs)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        sys.argv = ["main_ppo", *keys]
+        return main_ppo.main()
+
+    process = Child(command)
     os.close(theirs)
     deadline = time.monotonic() + 60
     os.set_blocking(ours, False)
@@ -287,7 +295,9 @@ def test_a_closed_terminal_ends_the_run_after_its_step_with_a_checkpoint(tmp_pat
         drain(ours)
         time.sleep(0.02)
     os.close(ours)
-    assert process.wait(timeout=60) == 130
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.returncode == 130
     (step,) = steps(tmp_path)
     assert [row["step"] for row in ledger(tmp_path)] == list(range(1, step + 1))
 

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
 from paddock.config.schema import Config
 from paddock.core.batch import Batch
@@ -29,7 +27,7 @@ from paddock.runs.tracking.console import ConsoleLog, Screen, StepLines, highlig
 from paddock.runs.tracking.jsonl import MetricsFile, SamplesFile, worth_keeping
 from paddock.runs.tracking.run import LoggedRun
 from paddock.runs.tracking.tracker import Tracker
-from tests.forked import ForkedCall
+from tests.forked import ForkedCall, forget
 
 STEP = {
     "actor/pg_loss": 0.234, "actor/ppo_kl": 0.5, "actor/kl_loss": 0.0123, "critic/score/mean": 0.456,
@@ -382,9 +380,15 @@ def test_the_shown_generations_are_spread_over_the_samples(tmp_path, monkeypatch
 
 def test_nothing_is_imported_for_loggers_that_are_not_named():
     names = ("wandb", "mlflow", "swanlab", "trackio", "tensorboard")
-    script = f"import paddock.runs.tracking.tracker, sys; print([m for m in {names} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
+
+    def imported() -> None:
+        forget("paddock", *names)
+        import paddock.runs.tracking.tracker  # noqa: F401
+
+        print([name for name in names if name in sys.modules])
+
+    process = ForkedCall(imported)
+    assert (process.wait(), process.said()) == (0, "[]\n")
 
 
 # samples
