@@ -29,15 +29,13 @@ Row = dict[str, Any]
 
 def builtin_rows(name: str) -> list[Row]:
     """Returns the rows that `builtin:addition/train` names, and so on: `SPLITS` has all names."""
-    build = SPLITS.get(name)
-    if build is None:
+    if name not in SPLITS:
         raise UserError("there is no such built-in data set", key=name, fix=suggest(name, sorted(SPLITS)))
-    return build()
+    return SPLITS[name]()
 
 
 @cache
 def builtin_count(name: str) -> int:
-    """Returns the number of rows that `builtin_rows` returns: they are made only once to be counted."""
     return len(builtin_rows(name))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import track
@@ -51,8 +51,7 @@ def over_ranges(
     size = CHUNK if packed is None else 8 * CHUNK
     chunks = [range(start, min(start + size, count)) for start in range(0, count, size)]
     with ExitStack() as open_things:
-        call = work
-        done: Iterator[list[Found]] = map(work, chunks)
+        call, done = work, cast(Iterator[list[Found]], map(work, chunks))
         if packed is not None:
             open_things.enter_context(same_processes())
             call, threads = _shared[0].doing(packed, cores), cores
@@ -62,8 +61,7 @@ def over_ranges(
             done = pool.map(call, chunks)
         console = Console(stderr=True)
         bar = track(done, what, total=len(chunks), console=console, transient=True) if console.is_terminal else done
-        for found in bar:
-            yield from found
+        yield from (found for part in bar for found in part)
 
 
 class Processes:
