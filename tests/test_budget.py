@@ -40,7 +40,7 @@ LINES = {
     "library": 922,
     "loading": 2445,
     "models": 4967,
-    "plan": 1391,
+    "plan": 1401,
     "report": 618,
     "rewards": 3203,
     "rollouts": 2173,

@@ -18,6 +18,7 @@ from itertools import chain, count
 from pathlib import Path
 from random import Random
 from statistics import NormalDist, fmean
+from typing import Any
 
 from paddock.config.conversations import converses
 from paddock.config.schema import Config
@@ -47,10 +48,12 @@ FEWEST, POINTS = 16, 4096
 """Lengths that tell something; lengths that stand for a tail that is named."""
 LIMIT_RATIO = 1.5
 """The limit of a response, divided by the 99th percentile of a tail that is named."""
-LONG_TAIL, GAIN = (4, 8), 1.15
-"""99th percentile, divided by the median, at which 1 and 2 batches ahead are advised; the least gain."""
-DUMPS = 4
-"""Steps of a dump, the last ones, whose lengths are read."""
+LONG_TAIL = 4
+"""The longest response, divided by the median, from which on a run has the table without being asked."""
+GAINS = {1: 1.15, 2: 1.3}
+"""Batches ahead that are advised, and the least gain."""
+DUMPS, STEPS = 4, 64
+"""Last steps of a run whose dumps are read, and whose longest responses are."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Lengths:
 
     @property
     def tail(self) -> float:
-        return self.at(0.99) / self.at(0.5)
+        return self.tokens[-1] / self.at(0.5)
 
     def at(self, share: float) -> int:
         return self.tokens[min(len(self.tokens) - 1, int(share * len(self.tokens)))]
@@ -93,10 +96,11 @@ def lengths_of(config: Config, given: str | None) -> Lengths | None:
         drawn = (median * math.exp(sigma * NormalDist().inv_cdf((i + 0.5) / POINTS)) for i in range(POINTS))
         return Lengths(f"a log-normal tail of {given}", [max(1, min(limit, round(tokens))) for tokens in drawn])
     folder = Path(config.trainer.default_local_dir if given is None else given).expanduser()
-    tokens = sorted(min(limit, length) for length in recorded(folder) if length > 0)
-    if len(tokens) >= FEWEST:
+    source, tokens = recorded(folder)
+    if tokens:
         prompts = [line["prompt_length/mean"] for line in lines(folder / METRICS) if line.get("prompt_length/mean")]
-        return Lengths(f"{len(tokens):,} responses of {folder}", tokens, round(fmean(prompts)) if prompts else None)
+        tokens = sorted(min(limit, length) for length in tokens)
+        return Lengths(f"{source} of {folder}", tokens, round(fmean(prompts)) if prompts else None)
     if given is None:
         return None
     fix = f"{LENGTHS} RUN, a folder with {SAMPLES}, or {LENGTHS} 8: the 99th percentile is 8 times the median"
@@ -105,17 +109,23 @@ def lengths_of(config: Config, given: str | None) -> Lengths | None:
     )
 
 
-def recorded(folder: Path) -> list[int]:
-    """Returns the lengths of a run's dumped rollouts; without them, of the few responses in samples.jsonl."""
-    settings = [start.get("settings", {}) for start in starts(folder)[-1:]]
-    dumps = [Path(name) for setting in settings if (name := setting.get("trainer.rollout_data_dir"))]
-    files = [path for dump in dumps for path in dump.glob("*.jsonl") if path.stem.isdecimal()]
-    if files:
-        rows = chain.from_iterable(map(lines, sorted(files, key=lambda path: int(path.stem))[-DUMPS:]))
-    else:
-        shown = (line for line in lines(folder / SAMPLES) if line.get("source") == "rollout")
-        rows = chain.from_iterable(line.get("samples", ()) for line in shown)
-    return [row["length"] for row in rows if isinstance(row.get("length"), int)]
+def recorded(folder: Path) -> tuple[str, list[int]]:
+    """Returns what is known of a run's responses, in words, and their lengths: those of its dumped rollouts; without
+    them, of the few in samples.jsonl as often as they stand for others, and the longest of each step."""
+    settings: dict[str, Any] = next((start.get("settings", {}) for start in reversed(starts(folder))), {})
+    named = settings.get("trainer.rollout_data_dir")
+    dumps = Path(named).glob("*.jsonl") if named else ()
+    files = sorted((path for path in dumps if path.stem.isdecimal()), key=lambda path: int(path.stem))
+    if rows := list(chain.from_iterable(map(lines, files[-DUMPS:]))):
+        return f"{len(rows):,} responses", [row["length"] for row in rows if row["length"]]
+    shown = (line["samples"] for line in lines(folder / SAMPLES) if line.get("source") == "rollout")
+    few = [row["length"] for row in chain.from_iterable(shown) if row["length"]]
+    if len(few) < FEWEST:
+        return "", []
+    longest = [int(line["response_length/max"]) for line in lines(folder / METRICS) if line.get("response_length/max")]
+    each = settings.get("data.train_batch_size", 1) * settings.get("actor_rollout_ref.rollout.n", 1)
+    longest = longest[-STEPS:]
+    return f"{len(few)} responses", few * max(1, each * len(longest) // len(few)) + longest
 
 
 def obstacle(config: Config, speed: Speed | None) -> str | None:
@@ -231,15 +241,15 @@ class Simulation:
 
 
 def ahead_advice(config: Config, table: Sequence[Outlook], lengths: Lengths) -> list[Advice]:
-    """Returns the advice to run ahead if the lengths have a long tail and steps are so much faster."""
-    wanted = sum(lengths.tail >= least for least in LONG_TAIL)
-    outlook = next((row for row in table if row.staleness == wanted and row.gain >= GAIN), None)
-    if config.algorithm.staleness or not wanted or outlook is None:
+    """Returns the advice to run ahead if steps are so much faster."""
+    wanted = [row for row in table if row.gain >= GAINS.get(row.staleness, math.inf)]
+    if config.algorithm.staleness or not wanted:
         return []
+    row = wanted[-1]
     message = (
-        f"the 99th percentile of lengths is {lengths.tail:.1f} x their median: staleness {wanted} gives about "
-        f"{outlook.gain:.2f} x the steps an hour, and {wanted + 1} mini-batches of a larger rollout "
-        f"{outlook.mini_batches:.2f} x"
+        f"the longest responses have {lengths.tail:.0f} x the median: staleness {row.staleness} gives about "
+        f"{row.gain:.2f} x the steps an hour, and {row.staleness + 1} mini-batches of a larger rollout "
+        f"{row.mini_batches:.2f} x"
     )
-    keys = f"algorithm.staleness={wanted} {SEQUENCES_KEY}={outlook.slots}"
+    keys = f"algorithm.staleness={row.staleness} {SEQUENCES_KEY}={row.slots}"
     return [Advice("algorithm.staleness", message, keys)]

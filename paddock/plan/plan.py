@@ -109,7 +109,7 @@ def make(
     if lengths and reason:
         raise UserError(reason, key=LENGTHS, value=lengths, fix="leave it out")
     known = None if reason else lengths_of(config, lengths)
-    short = lengths is None and known is not None and known.tail < LONG_TAIL[0]
+    short = lengths is None and known is not None and known.tail < LONG_TAIL
     if work is None or speed is None or known is None or short:
         return plan
     table = outlooks(config, work, speed, known)

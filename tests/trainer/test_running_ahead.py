@@ -6,8 +6,9 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from paddock.config.roles import RATIO_LOSSES
 from paddock.core.batch import Batch
 from paddock.errors import UserError
 from paddock.loading.load import load
+from paddock.plan.ahead import Simulation
 from paddock.trainer.lifecycle import Listeners
 from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import REINFORCEMENT, train
@@ -117,6 +119,32 @@ def test_the_age_of_tokens_is_counted_in_updates_and_bounded(finished):
         assert row[f"{OFF}trajectory_spans/max"] <= 2
     assert rows[0][f"{OFF}trajectory_staleness_worst/max"] == 0 and rows[0][f"{OFF}ess"] == pytest.approx(1)
     assert any(row["rollout_corr/kl"] != 0 and row[f"{OFF}ess"] < 1 for row in rows[1:])
+
+
+class DecodeSteps:
+    """Paces a simulation by its decode steps alone."""
+
+    def prefill(self, tokens: int) -> float:
+        return 0.0
+
+    def decode(self, steps: float, tokens: float, keys: float) -> float:
+        return steps
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_run_takes_the_decode_steps_that_a_plan_simulates(staleness, tmp_path):
+    """A session draws a first token by its prefill, so that it takes a step less."""
+    keys = [f"trainer.rollout_data_dir={tmp_path}/rollouts", "actor_rollout_ref.rollout.temperature=2.0",
+            "data.max_response_length=128", f"algorithm.staleness={staleness}", "trainer.save_freq=-1"]  # fmt: skip
+    rows = run(tmp_path, *keys, steps=10)
+    dumps = [(tmp_path / "rollouts" / f"{step}.jsonl").read_text().splitlines() for step in range(1, 11)]
+    lengths = [[json.loads(line)["length"] for line in dump] for dump in dumps]
+    simulated = Simulation(DecodeSteps(), prompt=0).sessions(lengths, slots=48, ahead=staleness)  # type: ignore[arg-type]
+    steps = [row["rollout/decode_steps"] for row in rows][: len(simulated)]
+    if staleness == 0:
+        assert steps == [count - 1 for count in simulated]
+    assert sum(steps) == pytest.approx(sum(simulated), rel=0.1)
+    assert max(map(max, lengths)) > 4 * median(chain(*lengths))
 
 
 def test_a_smaller_staleness_drains_the_window_of_the_checkpoint(tmp_path):
