@@ -30,6 +30,8 @@ class RolloutEngineKind:
     """Can end a response with the token that completes a stop string."""
     min_tokens: bool = False
     """Can keep a response from ending before so many tokens, with log-probs of the whole distribution."""
+    serves_apart: bool = False
+    """Can have weights of its own, in a pool apart from the trainer, although it runs the trainer's where it can."""
     keeps_parts: bool = False
     """Returns what it drew of a response that a pause interrupts."""
     splits_experts: bool = False
@@ -38,9 +40,10 @@ class RolloutEngineKind:
 
 ENGINES: dict[str, RolloutEngineKind] = {
     "embedded": RolloutEngineKind(
-        "paddock.engines.rollout.embedded.engine",
+        "paddock.engines.rollout.embedded.open",
         sees_images=True,
         trainer_log_probs=True,
+        serves_apart=True,
         merges_adapters=True,
         stop_strings=True,
         min_tokens=True,

@@ -223,7 +223,7 @@ def trains_adapters(group: ActorRolloutRefConfig) -> bool:
 def merges_adapters(group: ActorRolloutRefConfig) -> bool:
     """True if rollouts run the actor's own weights with its adapters added to them. An engine that copies weights takes
     merged ones in any case, and Megatron's are always handed over so."""
-    own = not engine_kind(group.rollout.name).copies_weights and not splits_models(group.actor)
+    own = not engine_kind(group.rollout.name).copies_weights and group.hybrid_engine and not splits_models(group.actor)
     return own and group.model.lora.merge and trains_adapters(group)
 
 
@@ -276,10 +276,13 @@ def corrects_rollout(config: Config) -> bool:
 
 
 def trusts_rollout(config: Config) -> bool:
-    """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled, with
-    the same weights."""
+    """True if the rollout's log-probs are the trainer's: one optimizer step, and the actor's own modules sampled, or
+    equal ones in a pool apart, with the same weights."""
     group = config.actor_rollout_ref
-    same_weights = config.algorithm.staleness == 0 and (computes_merged(config) or not merges_adapters(group))
+    merged = merges_adapters(group) or (rolls_out_apart(config) and trains_adapters(group))
+    same_weights = config.algorithm.staleness == 0 and (computes_merged(config) or not merged)
+    if rolls_out_apart(config):
+        same_weights = same_weights and group.rollout.dtype == group.actor.fsdp_config.dtype
     same_numbers = same_weights and engine_kind(group.rollout.name).trainer_log_probs and not needs_old_pass(config)
     return takes_one_step(config) and same_numbers and not corrects_rollout(config)
 

@@ -219,6 +219,7 @@ def _rollout(config: Config) -> RolloutLoad:
         ahead=config.algorithm.staleness,
         sleeps=rollout.free_cache_engine and not rolls_out_apart(config),
         apart=rolls_out_apart(config) and not rolls_out_beside(config),
+        copy=rolls_out_apart(config),
         shared_tokens=data.max_prompt_length if shares_prompts else 0,
         sharing=rollout.n,
         validation_rows=_validated(config),

@@ -118,6 +118,8 @@ class RolloutLoad:
     """Gives its memory back while the others work."""
     apart: bool = False
     """True if the rollout has devices of its own."""
+    copy: bool = False
+    """True if it has weights of its own, in processes of its own."""
     prefill_tokens: int = 0
     """Tokens of prompts that are computed at a time."""
     shared_tokens: int = 0
@@ -270,7 +272,8 @@ def offloaded(job: StepLoad) -> int:
 
 def shares_weights(job: StepLoad) -> bool:
     """The embedded engine runs the actor's own modules; weights split over ranks it must gather first."""
-    return engine_kind(job.rollout.engine).trainer_log_probs and job.actor.split.whole
+    own = engine_kind(job.rollout.engine).trainer_log_probs and not job.rollout.copy
+    return own and job.actor.split.whole
 
 
 def rollout_parts(job: StepLoad) -> tuple[dict[str, int], int]:

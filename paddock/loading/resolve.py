@@ -103,8 +103,10 @@ def _rollout_engine(config: Config, fill: _Filler, machine: Machine) -> None:
     rollout, trainer = "actor_rollout_ref.rollout", config.trainer
     devices = (trainer.n_gpus_per_node or 1) * trainer.nnodes
     each = rollout_pool(config).per_node
-    if rolls_out_apart(config):
+    if rolls_out_apart(config) and trainer.device != "cpu" and machine.has("vllm"):
         fill(f"{rollout}.name", "vllm", "an engine in a pool of its own")
+    elif rolls_out_apart(config):
+        fill(f"{rollout}.name", "embedded", "an engine in a pool of its own")
     elif trainer.device == "cpu" or devices == 1:
         fill(f"{rollout}.name", "embedded", "one device: the actor's own modules generate")
     elif machine.has("vllm"):

@@ -109,12 +109,19 @@ class Collector:
         else:
             batch, metrics = self.collect_batch(step, time, generating)
         metrics |= self.window.counts() if self.window.staleness else {}
+        if self.engine.runs_on:
+            metrics |= {"rollout/idle_s": self.engine.idle, "training/idle_s": time.seconds["gen"]}
         return batch, metrics | (self.engine.decoded.since(before) if self.engine.decoded else {})
+
+    def run_on(self, step: int) -> None:
+        """Has responses of later steps go on beside the training, if the rollout has a pool of its own."""
+        if self.window.staleness and self.engine.runs_on:
+            self.engine.run_on(self.window.unfinished(), replace(self.sampling, step=step))
 
     def collect_filtered(self, window: Rounds, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns a batch of groups whose responses fare differently, of as many rounds as that takes."""
         waited, rounds = len(window.buffer.groups), list[Metrics]()
-        with nullcontext() if window.buffer.full else generating(time):
+        with nullcontext() if window.buffer.full and not self.engine.runs_on else generating(time):
             while not window.buffer.full:
                 head = window.fill(step)
                 batch, metrics = self.score_drawn(self.draw(head.rows, step, time, head), time)
@@ -126,14 +133,16 @@ class Collector:
         if rounds:
             new = len(window.buffer.groups) - waited
             found["training/informative_groups"] = new / (len(rounds) * window.prompts)
+        self.run_on(step)
         batch, dropped = window.train(self.engine.version)
         return batch, over_rounds(rounds) | found | dropped
 
     def collect_batch(self, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:
         """Returns the batch of a step, of which earlier steps may have drawn a part; draws parts of later ones."""
         batch = self.window.fill(step)
-        with nullcontext() if batch.finished else generating(time):
+        with nullcontext() if batch.finished and not self.engine.runs_on else generating(time):
             drawn = self.draw(batch.rows, step, time, batch)
+        self.run_on(step)
         return self.score_drawn(drawn, time)
 
     def draw(self, rows: list[PromptRow], step: int, time: Timer, batch: DrawnBatch | None = None) -> Drawn:

@@ -288,6 +288,16 @@ class Sampler(ABC):
         """True if it heeds `Until.sooner`, and what was drawn of responses is kept then."""
         return False
 
+    runs_on = False
+    """True if it samples in a pool of its own, beside the training."""
+    idle = 0.0
+    """Seconds in which such a pool did nothing between the last two rollouts."""
+
+    def run_on(self, asked: list[Episode], sampling: Sampling) -> None:
+        """Goes on with these episodes beside the caller, until another call comes; the next call with an `until`
+        goes on from there."""
+        raise NotImplementedError
+
     @abstractmethod
     def go_on(
         self,

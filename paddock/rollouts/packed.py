@@ -40,7 +40,7 @@ class PackedEpisodes:
     log_probs: np.ndarray
     """Log-probs of all spans of the policy, one after the other."""
     prompts: list[Prompt | None]
-    """Prompt of each episode; None for the row's own."""
+    """Prompt of each episode; None for the row's own, without a limit of its own."""
     experts: list[tuple[np.ndarray, np.ndarray]] | None
     """Experts of prompt and response, if the engine records them."""
     extras: list[Mapping[str, Any]] | None
@@ -62,7 +62,10 @@ class PackedEpisodes:
             rewards=np.array([span.reward for span in spans], dtype=np.float64),
             tokens=in_a_row((span.tokens for span in spans), np.int32),
             log_probs=in_a_row((span.log_probs or () for span in spans), np.float32),
-            prompts=[episode.prompt if asks_its_own(episode) else None for episode in episodes],
+            prompts=[
+                episode.prompt if asks_its_own(episode) or episode.prompt.max_tokens is not None else None
+                for episode in episodes
+            ],
             experts=[(episode.prompt.numpy(), episode.response.numpy()) for episode in chosen] or None,
             extras=[episode.extras for episode in episodes] if any(episode.extras for episode in episodes) else None,
         )

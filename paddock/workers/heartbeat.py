@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -72,6 +72,23 @@ class Heartbeat:
         if frame is None:
             return "the end"
         return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+class Silence:
+    """Notices ranks whose signs do not change, by the clock of this process."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.signs: dict[int, tuple[RankStatus | None, float]] = {}
+
+    def of(self, ranks: Iterable[int], seconds: float) -> list[int]:
+        """Returns those that gave no new sign for so long."""
+        now = time.monotonic()
+        for rank in ranks:
+            status = last_status(self.store, rank)
+            if rank not in self.signs or self.signs[rank][0] != status:
+                self.signs[rank] = status, now
+        return [rank for rank in ranks if now - self.signs[rank][1] > seconds]
 
 
 def last_status(store: Store, rank: int) -> RankStatus | None:

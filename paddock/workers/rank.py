@@ -61,7 +61,7 @@ class Rank:
         elif "rollout" in names:
             engine = rollout_engine(config, None)
             assert isinstance(engine, CopyEngine)
-            self.server = RolloutServer(engine, self.device)
+            self.server = RolloutServer(engine, self.device, store)
         frozen = [engines for name, engines in FROZEN.items() if name in names]
         self.frozen = {
             name: Policy(engine, config, name) for engines in frozen for name, engine in engines(self, backend).items()

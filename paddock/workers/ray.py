@@ -35,7 +35,7 @@ from paddock.core.processes import Rendezvous, join
 from paddock.engines.train.open import backend_of
 from paddock.errors import UserError
 from paddock.models.packing import images_of
-from paddock.workers.heartbeat import Heartbeat, last_status
+from paddock.workers.heartbeat import Heartbeat, Silence, last_status
 from paddock.workers.rank import Rank
 from paddock.workers.sharded import Ranks, SharedRows, WorkerLost
 from paddock.workers.transport import from_arrays, to_arrays
@@ -51,6 +51,8 @@ LOCAL: dict[str, Any] = {
 what Ray advertises. Its servers listen on all interfaces all the same: `warn_without_token` looks after that."""
 ANSWER = 30.0
 """Seconds in which a cluster that is to be joined must answer."""
+SILENCE = 60.0
+"""Seconds without a sign of life after which a rollout process counts as stopped: signs come every two seconds."""
 TICK = 5.0
 """Seconds between two looks at ranks that are at work."""
 GRACE = 15.0
@@ -256,8 +258,10 @@ class RayRanks(Ranks):
     def gather(
         self, futures: list[ray.ObjectRef], phase: str, arrived: Callable[[Any], None] | None = None
     ) -> list[Any]:
-        """Answers by rank. Once the first is there, the others have the time of a collective to follow."""
+        """Answers by rank. Once the first is there, the others have the time of a collective to follow. A rollout
+        process is missed sooner, and by itself: it hears of the driver every moment."""
         answers: dict[int, Any] = {}
+        silence = Silence(self.store)
         waiting = {future: rank for rank, future in enumerate(futures)}
         first: float | None = None
         while waiting:
@@ -270,6 +274,8 @@ class RayRanks(Ranks):
                     arrived(answers[rank])
             if waiting and first and time.monotonic() - first > self.timeout:
                 raise self.hung(list(waiting.values()), phase)
+            if "rollout" in self.pool.roles and phase != "loading" and (gone := silence.of(waiting.values(), SILENCE)):
+                raise self.silent(gone, phase)
         return [answers[rank] for rank in range(len(futures))]
 
     def answer(self, future: ray.ObjectRef, rank: int, phase: str) -> Any:
@@ -311,8 +317,18 @@ class RayRanks(Ranks):
             f"actor_rollout_ref.nccl_timeout={self.timeout:.0f} s of the others{signs}"
         )
 
+    def silent(self, ranks: list[int], phase: str) -> WorkerLost:
+        signs = "".join(f"\n  rank {rank}: {self.sign(rank)}" for rank in ranks)
+        numbers = ", ".join(map(str, ranks))
+        return WorkerLost(
+            f"{phase}: rank {numbers} of {self.size} ({self.pool.name}) gave no sign of life for {SILENCE:.0f} s{signs}"
+        )
+
     def sign(self, rank: int) -> str:
         return str(last_status(self.store, rank) or "no sign of life yet")
+
+    def count(self, name: str) -> None:
+        self.store.add(name, 1)
 
     def close(self) -> None:
         for process in self.ranks:

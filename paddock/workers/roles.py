@@ -18,6 +18,7 @@ from paddock.config.topology import (
     pools,
     roles_of,
     rolls_out_apart,
+    rolls_out_beside,
     supervised_pools,
 )
 from paddock.core.timing import Timer
@@ -26,7 +27,8 @@ from paddock.workers.policy import Critic, Policy
 from paddock.workers.rank import Rank
 from paddock.workers.role import with_end_of_text
 from paddock.workers.rollout import Rollout
-from paddock.workers.sharded import Ranks, RolloutServers, ShardedCritic, ShardedLearner, ShardedPolicy, ShardedRollout
+from paddock.workers.sharded import Ranks, ShardedCritic, ShardedLearner, ShardedPolicy
+from paddock.workers.sharded_rollout import RolloutServers, ShardedRollout
 from paddock.workers.supervised import AnswerLearner, Learner, PairLearner
 from paddock.workers.teachers import Teachers
 
@@ -131,7 +133,8 @@ def sharded_roles(config: Config, tokenizer: Any, started: dict[str, Ranks]) -> 
     actor = ShardedPolicy(ranks_of["actor"], "actor", group.actor, rows, balance)
     rollout = ShardedRollout(ranks_of["rollout"], engine_size(config))
     if rolls_out_apart(config):
-        rollout = RolloutServers(ranks_of["rollout"], engine_size(config), actor, group.rollout.name or "")
+        name, beside = group.rollout.name or "", rolls_out_beside(config)
+        rollout = RolloutServers(ranks_of["rollout"], engine_size(config), actor, name, beside)
     frozen = {
         name: ShardedPolicy(ranks_of[kind.name], name, group.ref, rows, balance)
         for kind in roles_of(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -75,14 +76,14 @@ class Rollout(Sampler):
         return self.published if isinstance(self.engine, CopyEngine) else self.actor.version
 
     @contextmanager
-    def awake(self, time: Timer) -> Iterator[None]:
+    def awake(self, timer: Timer) -> Iterator[None]:
         """Holds the current weights where the engine reads them for the block; then frees what the engine held."""
-        with time("gen"):
+        with timer("gen"):
             self.wake()
         try:
             yield
         finally:
-            with time("gen"):
+            with timer("gen"):
                 self.sleep()
 
     def wake(self) -> int:
@@ -139,14 +140,24 @@ class Rollout(Sampler):
 class RolloutServer:
     """A rollout engine in a pool of its own: the actor's weights arrive in buckets."""
 
-    def __init__(self, engine: CopyEngine, device: torch.device):
-        self.engine, self.device = engine, device
+    def __init__(self, engine: CopyEngine, device: torch.device, store: Store | None):
+        self.engine, self.device, self.store = engine, device, store
         self.environments: Environments | None = None
+        self.busy = 0.0
+        """Seconds in which it answered."""
 
-    def answer(self, asked: EpisodeShare, sampling: Sampling, version: int) -> PackedEpisodes:
+    def answer(self, asked: EpisodeShare, sampling: Sampling, others: Others | None, version: int) -> PackedEpisodes:
         """Returns a rank's share of the episodes with what was drawn of them."""
+        begun = time.perf_counter()
+        end = others.until(asked, self.store) if others else None
         episodes = asked.episodes.unpacked(asked.rows)
-        return PackedEpisodes.of(roll_out(self.engine, version, episodes, sampling, None, self.environments))
+        drawn = PackedEpisodes.of(roll_out(self.engine, version, episodes, sampling, None, self.environments, end))
+        self.busy += time.perf_counter() - begun
+        return drawn
+
+    def work(self) -> tuple[Decoded | None, float]:
+        """Returns what was decoded so far, and in how many seconds."""
+        return self.engine.decoded, self.busy
 
     def probe(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         """Answers the prompt by which the driver verifies the weights."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ from paddock.rollouts.packed import PackedEpisodes
 from paddock.runs.tracking.prometheus import allowed
 from paddock.workers.policy import Policy
 from paddock.workers.roles import Roles
-from paddock.workers.sharded import ShardedRollout, cut, share_of
+from paddock.workers.sharded import cut, share_of
+from paddock.workers.sharded_rollout import ShardedRollout
 from paddock.workers.transport import from_arrays, to_arrays
 from paddock.workers.updates import plan_update
 from paddock.workers.weight_sender import Bucket, WeightSender
@@ -160,16 +162,11 @@ def test_a_pool_of_one_trains_with_single_whatever_the_others_are():
     check(config_of(*APART, "actor_rollout_ref.actor.strategy=single"), machine("ray", "vllm"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        ([APART[0], "actor_rollout_ref.rollout.name=embedded"], "hybrid_engine=False: .*embedded runs the actor's own"),
-        ([APART[0], "actor_rollout_ref.rollout.name=hf"], "fix: actor_rollout_ref.rollout.name=vllm or sglang"),
-    ],
-)
-def test_a_pool_of_rollouts_that_could_not_work_is_refused(overrides, reason):
-    with pytest.raises(UserError, match=reason):
-        config_of(*overrides)
+def test_an_engine_that_runs_the_weights_of_the_actor_alone_has_no_pool_of_its_own():
+    reason, fix = "hybrid_engine=False: .*hf runs the actor's own", "rollout.name=embedded, vllm or sglang"
+    with pytest.raises(UserError, match=rf"{reason}.*\n.*{fix}"):
+        config_of(APART[0], "actor_rollout_ref.rollout.name=hf")
+    assert config_of(APART[0], "trainer.device=cpu").actor_rollout_ref.rollout.name == "embedded"
 
 
 def test_sizes_of_a_pool_that_is_not_asked_for_are_named():
@@ -259,11 +256,11 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[list[PromptRow]] = []
 
-    def map(self, role: str, method: Any, shares: Any, sampling: Sampling, others: Any, arrived: Any) -> None:
+    def begin(self, role: str, method: Any, shares: Any, sampling: Sampling, others: Any) -> Any:
         self.asked = [asked.rows for (asked,) in shares]
-        for (asked,) in shares:
-            episodes = asked.episodes.unpacked(asked.rows)
-            arrived(PackedEpisodes.of([answered(one.row, one.id) for one in episodes]))
+        episodes = [asked.episodes.unpacked(asked.rows) for (asked,) in shares]
+        answers = [PackedEpisodes.of([answered(one.row, one.id) for one in share]) for share in episodes]
+        return SimpleNamespace(wait=lambda arrived: [arrived(answer) for answer in answers])
 
 
 def answered(row: PromptRow, number: int) -> Episode:

@@ -35,7 +35,7 @@ from paddock.rollouts.episode import Episode
 from paddock.trainer import reinforcement as runs
 from paddock.workers.rank import Rank
 from paddock.workers.roles import Roles, build
-from paddock.workers.sharded import RolloutServers
+from paddock.workers.sharded_rollout import RolloutServers
 from paddock.workers.updates import actor_plan
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -49,7 +49,7 @@ KEYS = [
     "++actor_rollout_ref.rollout.engine_kwargs.sglang.enable_deterministic_inference=True",
 ]  # fmt: skip
 RECORDED = ROOT / "tests/engines/recorded"
-ENGINES = [pytest.param("vllm", marks=pytest.mark.vllm), "sglang"]
+ENGINES = [pytest.param("vllm", marks=pytest.mark.vllm), "sglang", "embedded"]
 ROWS = [
     PromptRow(i, i, [40 + i + j for j in range(length)], "", "", None, {}, f"row {i}")
     for i, length in enumerate((4, 11, 2, 7))
@@ -132,8 +132,8 @@ BESIDE = "actor_rollout_ref.rollout.nnodes=0"
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_engines_answer_with_the_weights_of_the_last_update_or_checkpoint(engine, layout, tmp_path):
     trainers, devices, spans = LAYOUTS[layout]
-    if spans > 1 and engine == "sglang" and DEVICE.type != "cpu":
-        pytest.skip("a server of SGLang takes a device for each of its ranks")
+    if spans > 1 and (engine == "embedded" or (engine == "sglang" and DEVICE.type != "cpu")):
+        pytest.skip("the embedded engine spans one device, and a server of SGLang one for each of its ranks")
     config = config_of(tmp_path, engine, trainers, devices, "actor_rollout_ref.actor.optim.lr=0.01", spans=spans)
     roles = opened(config)
     try:
@@ -187,7 +187,13 @@ def require_same_whoever_answers(roles: Roles) -> bool:
 
 
 def require_as_planned(roles: Roles, config: Config) -> None:
-    names = {"single": "single", "fsdp": "fsdp", "VLLMEngine": "vllm", "SGLangEngine": "sglang"}
+    names = {
+        "single": "single",
+        "fsdp": "fsdp",
+        "VLLMEngine": "vllm",
+        "SGLangEngine": "sglang",
+        "EmbeddedCopy": "embedded",
+    }
     found = {
         role: (names[kind], group.size)
         for group in roles.ranks
@@ -249,7 +255,7 @@ def test_a_run_outlives_kill_9_of_a_server_with_the_same_samples(engine, tmp_pat
     want = train(config_of(tmp_path / "whole", engine, 1, 1, *keys))
     assert len(want) == 3
     for step in want:
-        assert step["rollout/sync_gap"] < 1e-3 and step["rollout_corr/log_ppl_abs_diff"] < 1e-3
+        assert step["rollout/sync_gap"] < 1e-3 and step.get("rollout_corr/log_ppl_abs_diff", 0.0) < 1e-3
     phase, time = ("server.load_bucket", 3) if engine == "sglang" else ("server.answer", 2)
     killed = fault(monkeypatch, phase, time)
     with caplog.at_level(logging.WARNING):
@@ -259,3 +265,57 @@ def test_a_run_outlives_kill_9_of_a_server_with_the_same_samples(engine, tmp_pat
     assert ledger(tmp_path / "killed") == ledger(tmp_path / "whole")
     for mine, theirs in zip(got, want, strict=True):
         assert mine["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-4)
+
+
+def of_learning(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Returns what does not depend on where rollouts are, nor on how long things took."""
+    places = ("timing", "perf", "rollout/", "training/idle_s", "training/rollout_")
+    return [{name: row[name] for name in row if not name.startswith(places)} for row in rows]
+
+
+def test_two_pools_of_one_process_train_as_one_process_does(tmp_path):
+    keys = ["trainer.total_training_steps=4", "actor_rollout_ref.rollout.dtype=float32",
+            "actor_rollout_ref.actor.fsdp_config.dtype=float32"]  # fmt: skip
+    apart = train(config_of(tmp_path / "apart", "embedded", 1, 1, *keys))
+    together = train(config_of(tmp_path / "together", "embedded", 1, 1, *keys, "actor_rollout_ref.hybrid_engine=True"))
+    assert len(apart) == 4 and of_learning(apart) == of_learning(together)
+    assert all(row["rollout/idle_s"] > 0 and row["training/idle_s"] > 0 for row in apart)
+
+
+def test_responses_of_later_steps_go_on_beside_the_training_and_a_run_goes_on_from_its_checkpoint(tmp_path, caplog):
+    keys = ["algorithm.staleness=2", "actor_rollout_ref.rollout.max_num_seqs=12", "trainer.save_freq=1",
+            "data.max_response_length=24", "actor_rollout_ref.rollout.ignore_eos=True"]  # fmt: skip
+    straight = train(config_of(tmp_path / "straight", "embedded", 1, 1, *keys[1:], "trainer.total_training_steps=6"))
+    folder = tmp_path / "ahead"
+    for steps in (3, 6):
+        rows = train(config_of(folder, "embedded", 1, 1, *keys, f"trainer.total_training_steps={steps}"))
+    assert len(rows) == len(straight) == 6
+    off = "training/off_policy/trajectory_"
+    assert max(row[f"{off}staleness_worst/max"] for row in rows) in (1, 2)
+    assert max(row[f"{off}spans/max"] for row in rows) > 1, "a response was drawn by several versions"
+    prompts = [[[json.loads(line)["prompt"] for line in (run / "rollouts" / f"{step}.jsonl").read_text().splitlines()]
+                for step in range(1, 7)] for run in (folder, tmp_path / "straight")]  # fmt: skip
+    assert prompts[0] == prompts[1]
+
+
+def test_a_rollout_process_that_is_stopped_is_named_although_it_is_alone_in_its_pool(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "SILENCE", 6.0)
+    monkeypatch.setattr(cluster, "TICK", 1.0)
+    keys = ["algorithm.staleness=1", "trainer.total_training_steps=4"]
+    step, stopped = runs.Trainer.step, list[int]()
+
+    def stop_in_step_2(trainer: Any) -> Any:
+        if trainer.step_no == 2:
+            (pool,) = (ranks for ranks in trainer.roles.ranks if "rollout" in ranks.pool.roles)
+            stopped.extend(pool.pids)
+            os.kill(pool.pids[0], signal.SIGSTOP)
+        return step(trainer)
+
+    monkeypatch.setattr(runs.Trainer, "step", stop_in_step_2)
+    try:
+        with pytest.raises(UserError, match=r"rank 0 of 1 \(rollout\) gave no sign of life for 6 s") as error:
+            train(config_of(tmp_path, "embedded", 1, 1, *keys))
+        assert f"pid {stopped[0]}" in str(error.value)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGKILL)

@@ -211,6 +211,15 @@ class Decoded:
     recomputed: int = 0
     """Tokens of responses that go on, with those of their prompts."""
 
+    @staticmethod
+    def side_by_side(counts: Iterable[Decoded | None]) -> Decoded | None:
+        """Returns what engines that decode at the same time have decoded together; None if none counts it."""
+        known = [count for count in counts if count is not None]
+        if not known:
+            return None
+        steps, rows = max(count.steps for count in known), sum(count.rows for count in known)
+        return Decoded(steps, rows, sum(count.recomputed for count in known))
+
     def since(self, before: Decoded) -> dict[str, float]:
         """Returns the decode steps since then, and how many responses were alive in a step, as metrics; if responses
         went on, also the tokens that were computed again."""

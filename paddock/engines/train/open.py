@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,9 +13,10 @@ from transformers import PreTrainedModel
 from paddock.config import tree
 from paddock.config.distillation import Teacher
 from paddock.config.plugins import import_plugin
-from paddock.config.schema import Config
+from paddock.config.roles import ActorRolloutRefConfig
+from paddock.config.schema import Config, TrainerConfig
 from paddock.config.topology import computes_merged, splits_models
-from paddock.core.device import device_of
+from paddock.core.device import compute_dtype, device_of
 from paddock.engines.train.base import Backend, Placement
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import (
@@ -82,6 +84,16 @@ def reference_engine(config: Config, backend: Kind = SingleBackend) -> Engine:
     settings = reference_settings(group, place.device)
     model = loaded(load_causal_lm, model_source(group.model, POLICY), settings, place.device, backend, None)
     return Engine(backend.place(model, settings, place))
+
+
+def rollout_policy(group: ActorRolloutRefConfig, trainer: TrainerConfig) -> Engine:
+    """Loads the policy, in the type of rollouts, where an engine apart from the trainer runs it."""
+    device = device_of(trainer.device)
+    settings = reference_settings(group, device)
+    settings = replace(settings, compute=compute_dtype(group.rollout.dtype, device), offload_params=False)
+    return frozen_engine(
+        load_causal_lm(**model_source(group.model, POLICY), dtype=settings.compute, device=device), settings
+    )
 
 
 def teacher_engine(config: Config, teacher: Teacher, backend: Kind = SingleBackend) -> Engine:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paddock.config import rollout_correction
 from paddock.config.roles import DECLARED_LOSSES, POLICY_LOSSES
 from paddock.config.schema import Config
-from paddock.config.topology import anchors_at_rollout, corrects_rollout, engine_size, estimator_needs, rolls_out_apart
+from paddock.config.topology import anchors_at_rollout, corrects_rollout, engine_size, estimator_needs
 from paddock.loading.rules.form import Breach, Scope, rule
 from paddock.loading.rules.limits import unknown
 
@@ -72,8 +72,8 @@ def rollouts_may_run_ahead(config: Config) -> Iterator[Breach]:
         yield AHEAD, reason, f"{fix}, or distillation.distillation_loss.use_policy_gradient=True"
     if group.rollout.deterministic:
         yield AHEAD, "conversations that wait for each other cannot be of several steps", fix
-    if rolls_out_apart(config) or engine_size(config) > 1:
-        yield AHEAD, "engines in a pool of their own, or over several devices, do not run ahead yet", fix
+    if engine_size(config) > 1:
+        yield AHEAD, "engines over several devices do not run ahead yet", fix
     filters, needed = algorithm.filter_groups.enable, config.data.train_batch_size * algorithm.staleness
     if filters and (config.data.gen_batch_size or 0) > needed:
         reason = f"a round of more prompts than staleness x data.train_batch_size = {needed} makes groups older"

@@ -59,10 +59,10 @@ def sampling_is_possible(config: Config) -> Iterator[Breach]:
 @rule
 def rollouts_apart_copy_weights(config: Config) -> Iterator[Breach]:
     """A pool of its own needs an engine that takes weights from elsewhere."""
-    rollout = config.actor_rollout_ref.rollout
-    if rolls_out_apart(config) and not engine_kind(rollout.name).copies_weights:
+    rollout, kind = config.actor_rollout_ref.rollout, engine_kind(config.actor_rollout_ref.rollout.name)
+    if rolls_out_apart(config) and not (kind.copies_weights or kind.serves_apart):
         reason = f"{_RO}.name={rollout.name} runs the actor's own weights, in the actor's processes"
-        yield "actor_rollout_ref.hybrid_engine", reason, f"{_RO}.name=vllm or sglang, or leave it out"
+        yield "actor_rollout_ref.hybrid_engine", reason, f"{_RO}.name=embedded, vllm or sglang, or leave it out"
 
 
 @rule(Scope.TRAINING)

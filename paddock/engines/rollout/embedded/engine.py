@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from paddock.core.device import Launched, can_record, empty_cache, to_device
 from paddock.core.garbage import collecting_new_objects
-from paddock.engines.rollout.base import Completion, Decoded, EngineConfig, Limits, Request, RolloutEngine, Sampling
+from paddock.engines.rollout.base import Completion, Decoded, Limits, Request, RolloutEngine, Sampling
 from paddock.engines.rollout.embedded.graphs import STEPS, TURN_STEPS, Graphs, bucket
 from paddock.engines.rollout.embedded.pool import TokenPool, numbers_of_a_token, worth_sharing
 from paddock.engines.rollout.embedded.prepacked import prepacked
@@ -39,7 +39,7 @@ from paddock.models.token_stats import Head, forbid
 from paddock.models.vision import Placed, place_images, vision_tokens
 
 if TYPE_CHECKING:
-    from paddock.engines.train.engine import Engine
+    pass
 
 ROUND = 16  # buffers grow in steps of so many positions
 PREFILL_SPARE = 8  # a share of a prefill that may be for nothing: lengths of prompts vary, and a prefill is short
@@ -410,20 +410,3 @@ def borrowed(model: PreTrainedModel, attention: str) -> Iterator[None]:
             model.set_attn_implementation(implementation)
         for module in training:
             module.training = True
-
-
-def open_engine(config: EngineConfig, trainer: Engine | None) -> EmbeddedEngine:
-    """Makes the engine over the trainer's own model."""
-    rollout = config.actor_rollout_ref.rollout
-    assert trainer is not None and rollout.max_num_seqs is not None
-    return EmbeddedEngine(
-        trainer.rollout_model,
-        max_num_seqs=rollout.max_num_seqs,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        max_model_len=rollout.max_model_len,
-        enforce_eager=rollout.enforce_eager,
-        free_cache=rollout.free_cache_engine,
-        record_experts=rollout.enable_rollout_routing_replay,
-        merge=config.actor_rollout_ref.model.lora.merge,
-        stop_tables=StopTables.of_keys(config.actor_rollout_ref, config.data),
-    )
