@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,10 +29,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    import sys
-
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _scorers_of_built_in_rows() -> None:
+    """Reads the rows of each built-in data set once a process: hundreds of runs would do it again, for a seventh of
+    their time. A built-in table is the same object in all of them."""
+    if (dataset := sys.modules.get("paddock.data.dataset")) is None:
+        return
+    read, kept = dataset.scorers_of, cache(dataset.scorers_of)
+    dataset.scorers_of = lambda table, source: (kept if table.path.startswith("builtin:") else read)(table, source)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import ordinary_account
 import pytest
-from conftest import ROOT
 from test_sandbox import MISSING, needs_root
+
+from tests.forked import ForkedCall
 
 RUN = """
 import getpass, os, sys
@@ -91,8 +91,7 @@ def test_an_ordinary_account_gets_the_same_isolation(isolation, hidden):
 
 
 REFUSED = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
+import os
 from paddock.sandbox.inside import kernel, seccomp
 number = seccomp.NUMBERS[os.uname().machine]["unshare"]
 code = [seccomp._word(seccomp.LOAD, seccomp.NUMBER), *seccomp._when(seccomp.EQUAL, number, seccomp.REFUSAL),
@@ -115,11 +114,11 @@ with open_rewards(load([]).config) as rewards:
 
 
 def test_training_does_not_begin_where_nothing_isolates():
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED, str(ROOT)], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    first, *rest = done.stdout.splitlines()
-    assert first == "reward_model.sandbox.isolation auto", done.stderr
+    process = ForkedCall(lambda: exec(REFUSED, {"__name__": "__main__"}))
+    assert process.wait() == 0, process.said()
+    lines = process.said().splitlines()
+    first = lines.index("reward_model.sandbox.isolation auto")
+    rest = lines[first + 1 :]
     text = "\n".join(rest)
     assert "unshare: Operation not permitted" in text and "bwrap is not installed" in text
     assert "reward_model.sandbox_fusion.url" in text and "reward_model.sandbox.isolation=unsafe" in text

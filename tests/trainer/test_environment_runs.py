@@ -63,7 +63,10 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("algorithm", "engine"), [("grpo", "embedded"), ("ppo", "hf"), ("rloo", "embedded")])
+@pytest.mark.parametrize(
+    ("algorithm", "engine"),
+    [("grpo", "embedded"), ("ppo", "hf"), pytest.param("rloo", "embedded", marks=pytest.mark.slow)],
+)
 def test_an_environment_of_one_turn_is_the_plain_run_bit_for_bit(algorithm, engine, tmp_path):
     how = {"algorithm": algorithm, "engine": engine}
     data = {"data.train_files": "builtin:addition/train", "actor_rollout_ref.model.path": "builtin:tiny",
