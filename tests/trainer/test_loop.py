@@ -96,7 +96,7 @@ def changed(folder: Path) -> bool:
     ids=lambda overrides: " ".join(word.rpartition(".")[2] for word in overrides),
 )
 def test_every_algorithm_trains(overrides, tmp_path):
-    rows = run(tmp_path, *overrides)
+    rows = run(tmp_path, *overrides, "trainer.save_freq=-1")
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["actor/skipped"] == 0 for row in rows)
     assert changed(tmp_path)
