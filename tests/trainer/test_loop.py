@@ -11,12 +11,14 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, pstdev
+from threading import Event
 
 import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 
+from paddock.core import garbage
 from paddock.core.garbage import NEW_OBJECTS
 from paddock.errors import UserError
 from paddock.loading.load import load
@@ -324,6 +326,7 @@ def test_no_step_waits_for_a_garbage_collection_of_all_that_was_loaded(tmp_path,
         return score(*arguments)
 
     monkeypatch.setattr(Collector, "score_drawn", watched)
+    monkeypatch.setattr(garbage, "frozen", Event())  # a run before this one saw what the tests froze
     gc.unfreeze()  # what the tests took out of it for themselves
     try:
         run(tmp_path, "algorithm.adv_estimator=grpo")
