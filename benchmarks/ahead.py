@@ -3,6 +3,7 @@
 python benchmarks/ahead.py                                           # a small model on a CPU, in some minutes
 python benchmarks/ahead.py --shape smollm2-135m --prompts 32 --limit 4096 --device cuda
 python benchmarks/ahead.py --shape qwen2.5-1.5b --prompts 32 --limit 4096 --device cuda --staleness 0 2 --tail 8
+python benchmarks/ahead.py --staleness 0 1 --minis --set actor_rollout_ref.hybrid_engine=False   # two pools
 
 Lengths are drawn: log-normal, the 99th percentile `--tail` times the median, half of the variance the prompt's, cut at
 `--limit`; the p99 is the limit divided by 1.5. Everything else is a run as `paddock train` makes it: real rollouts,
@@ -83,7 +84,8 @@ def measure(args: argparse.Namespace, work: Work, batches: int, staleness: int, 
         config.trainer.save_last = False
         training = things.enter_context(open_training(config, REINFORCEMENT, {}, Listeners()))
         rollout = training.opened().roles.rollout
-        rollout.go_on = drawn(Tail(args.limit, args.tail), rollout.go_on)  # type: ignore[method-assign]
+        for name in ("go_on", "run_on"):
+            setattr(rollout, name, drawn(Tail(args.limit, args.tail), getattr(rollout, name)))
         for _ in range(1 if minis else period):
             training.advance()
         synchronize(torch.device(args.device))
