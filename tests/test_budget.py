@@ -38,7 +38,7 @@ LINES = {
     "help": 802,
     "kernels": 1797,
     "library": 922,
-    "loading": 2447,
+    "loading": 2450,
     "models": 4967,
     "plan": 1401,
     "report": 618,

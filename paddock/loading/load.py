@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial, reduce
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -225,6 +225,9 @@ def _assign(node: DictConfig, setting: Setting, origins: dict[str, str]) -> None
     if value is None and not leaf.optional and not leaf.open:
         fix = f"{setting.key}: {leaf.metadata['meaning']}"
         raise UserError("cannot be null", key=setting.key, value="null", fix=fix)
+    kinds = get_args(leaf.type)
+    if type(value) is int and float in kinds and int not in kinds:  # of a union OmegaConf takes no whole number for it
+        value = float(value)
     if leaf.type is bool and isinstance(value, int) and value not in (0, 1):  # OmegaConf would take it for True
         raise _wrong_type(leaf, setting, ValueError("neither True nor False"))
     try:

@@ -216,3 +216,9 @@ def test_a_cpu_takes_small_micro_batches_unless_the_user_says_otherwise():
     assert value(long, actor) == 4000  # a pair of sequences
     on_gpu = load([*GUIDE, *short[1:]], replace(ONE_GPU, device_memory=None))
     assert [value(on_gpu, key) for key in (actor, ref, critic)] == [16384, 16384, 32768]
+
+
+def test_a_whole_number_is_a_number_where_a_text_may_stand_too():
+    key = "algorithm.rollout_correction.rollout_is_threshold"
+    found = load([f"{key}=2"]).config.algorithm.rollout_correction.rollout_is_threshold
+    assert found == 2.0 and isinstance(found, float)
