@@ -49,7 +49,7 @@ from paddock.trainer.loop import Trainer
 from paddock.trainer.reinforcement import train
 from paddock.workers.rank import Rank
 from paddock.workers.rollout import RolloutServer
-from paddock.workers.sharded import RolloutServers
+from paddock.workers.sharded_rollout import RolloutServers
 from paddock.workers.weight_sender import WeightSender
 
 GIB = 2**30

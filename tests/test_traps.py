@@ -15,7 +15,7 @@ from paddock.config.engine import OptimConfig
 from paddock.core.balance import needed_micro_batches, token_budget_micro_batches
 from paddock.core.masked import Denominators, aggregate
 from paddock.engines.rollout.base import Completion, Request
-from paddock.engines.rollout.embedded import engine as embedded
+from paddock.engines.rollout.embedded import open as embedded
 from paddock.engines.rollout.embedded.engine import EmbeddedEngine
 from paddock.engines.train.engine import Engine
 from paddock.engines.train.settings import Budget, Settings
