@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ def serve(rank: int, size: int, pipe: Any) -> None:
         try:
             with joined(Rendezvous(rank, size, store, name, timeout=60), device):
                 answer = on_host(function(rank, *args))
+                with suppress(RuntimeError):  # of a rank that has failed
+                    dist.barrier()  # nobody leaves while another one still connects
             pipe.send((answer, None))
         except Exception as error:
             pipe.send((error, traceback.format_exc()))
