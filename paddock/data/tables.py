@@ -117,7 +117,7 @@ class ArrowRows(Table):
     """
 
     def __init__(self, source: FileSource, columns: list[str], read: list[str]):
-        """Of the file's columns those of `read` are read."""
+        """`read` names the columns of the file that are read."""
         self.source, self.read = source, read
         super().__init__(source.path, columns, self.table.num_rows)
 

@@ -30,7 +30,7 @@ class Work:
     """Per prompt."""
     prompt_tokens: int
     response_tokens: int
-    """Of the longest response."""
+    """Tokens of the longest response."""
     lengths: tuple[int, ...] = ()
     """Tokens of each response; empty: all are as long as the longest."""
     epochs: int = 1

@@ -135,17 +135,17 @@ class Pace:
     compute: float
     """Operations a second."""
     moved: float
-    """Of what a prompt's token moves in all layers."""
+    """Seconds in which a prompt's token is moved through all layers."""
     weights: float
-    """Of reading all weights, once a decode step."""
+    """Seconds in which a decode step reads all weights."""
     products: float
-    """Of a token's products with the weights."""
+    """Seconds in which a token is multiplied with the weights."""
     logits: float
-    """Of a token's logits."""
+    """Seconds in which the logits of a token are moved."""
     key: float
-    """Of reading a key and its value."""
+    """Seconds in which a key and its value are read."""
     launches: float
-    """Of a decode step's kernels."""
+    """Seconds in which the kernels of a decode step are launched."""
 
     @staticmethod
     def of(job: StepLoad, speed: Speed) -> Pace:

@@ -115,7 +115,7 @@ class Collector:
 
     def run_on(self, step: int) -> None:
         """Has responses of later steps go on beside the training, if the rollout has a pool of its own."""
-        if self.window.staleness and self.engine.runs_on:
+        if self.window.staleness:
             self.engine.run_on(self.window.unfinished(), replace(self.sampling, step=step))
 
     def collect_filtered(self, window: Rounds, step: int, time: Timer, generating: Generating) -> tuple[Batch, Metrics]:

@@ -295,8 +295,8 @@ class Sampler(ABC):
 
     def run_on(self, asked: list[Episode], sampling: Sampling) -> None:
         """Goes on with these episodes beside the caller, until another call comes; the next call with an `until`
-        goes on from there."""
-        raise NotImplementedError
+        goes on from there. A rollout that does not run on leaves them as they are."""
+        return
 
     @abstractmethod
     def go_on(
